@@ -475,6 +475,14 @@ def _faults(lock: ReleaseLock) -> Iterable[str]:
             yield f"artifact '{artifact.id}': {fault}"
 
 
+def filename_identity(filename: str) -> tuple[str, Version] | None:
+    """Project (normalized) and version that a wheel's or sdist's file name states, if it is one."""
+    try:
+        return _name_and_version(filename)
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
+
+
 def _artifact_faults(artifact: Artifact) -> Iterable[str]:
     if not artifact.platforms:
         yield "platforms is empty"

@@ -34,6 +34,10 @@ def default_root() -> Path:
     return platformdirs.user_cache_path("vllm-sm75", appauthor=False) / "store"
 
 
+class AlteredError(FetchError):
+    """Bytes are not the ones that the lock pins."""
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of the block into a DiskError that names ``path``."""
@@ -167,7 +171,7 @@ class Store:
             Its path in the store.
 
         Raises:
-            FetchError: The bytes are not the ones meant; the file is left where it was.
+            AlteredError: The bytes are not the ones meant; the file is left where it was.
             DiskError: The disk is full or not writable.
         """
         filename = filename or file.name
@@ -218,18 +222,18 @@ def check(path: Path, filename: str, sha256: str, size: int | None) -> None:
     """Compare a file with what the lock pins.
 
     Raises:
-        FetchError: Another size or hash; it names the file, what was expected and what is there.
+        AlteredError: Another size or hash; it names the file, what was expected and what is there.
     """
     found = path.stat().st_size
     if size is not None and found != size:
-        raise FetchError(
+        raise AlteredError(
             f"{filename} has {found} bytes instead of {size}",
             why=f"expected sha256 {sha256} and {size} bytes; got {found} bytes",
             fix="run fetch again; if it stays so, the package index serves another file",
         )
     digest = hash_file(path)
     if digest != sha256:
-        raise FetchError(
+        raise AlteredError(
             f"{filename} is not the file that the lock pins",
             why=f"expected sha256 {sha256}, got {digest}",
             fix="run fetch again; if it stays so, the package index (or a proxy) serves "
