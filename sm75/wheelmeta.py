@@ -24,17 +24,25 @@ from sm75.errors import ChannelError
 MACHINE = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}
 
 # Projects of vLLM's closure whose conda-forge package has another name than the normalised PyPI
-# one. Source: the PyPI-to-conda-forge mapping of grayskull (shipped by conda-pypi 0.13), reduced to
-# the names that vLLM 0.33.0's requirements reach.
+# one. Source: grayskull's mapping as shipped in conda-pypi 0.13.0 (grayskull_pypi_mapping.json),
+# reduced to what vLLM 0.33.0's requirements reach.
 CONDA_NAMES: Mapping[str, str] = {
     "build": "python-build",
+    "docstring-parser": "docstring_parser",
     "huggingface-hub": "huggingface_hub",
+    "lazy-loader": "lazy_loader",
+    "ml-dtypes": "ml_dtypes",
     "msgpack": "msgpack-python",
     "opencv-python-headless": "opencv",
     "prometheus-client": "prometheus_client",
     "ray": "ray-core",
+    "semantic-version": "semantic_version",
+    "soundfile": "pysoundfile",
+    "soxr": "soxr-python",
     "torch": "pytorch",
     "typing-extensions": "typing_extensions",
+    "tzdata": "python-tzdata",
+    "xxhash": "python-xxhash",
 }
 
 # The minors a noarch package may meet; markers that differ among them pin the package to one.
