@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from sm75.errors import UsageError
 
@@ -189,11 +190,11 @@ def table(reports: tuple[ImageReport, ...], title: str = "image") -> Table:
         shown.add_column(column, overflow="fold")
     colour = {True: "green", False: "red", None: "yellow"}
     for report in reports:
+        lists = [f"{found.where} {found.name}={found.value}" for found in report.lists]
         shown.add_row(
-            report.platform,
-            "\n".join(f"{found.where} {found.name}={found.value}" for found in report.lists)
-            or "none",
-            report.cuda,
-            f"[{colour[report.usable]}]{report.reason}[/]",
+            Text(report.platform),
+            Text("\n".join(lists) or "none"),
+            Text(report.cuda),
+            Text(report.reason, style=colour[report.usable]),
         )
     return shown

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from sm75 import cubin
@@ -256,7 +257,9 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def table(report: Report) -> Table:
     """The report as a table for people."""
-    shown = Table(title=f"{report.source}", caption=report.summary, caption_justify="left")
+    shown = Table(
+        title=escape(report.source), caption=escape(report.summary), caption_justify="left"
+    )
     for column in ("library", "machine", "SASS", "PTX", "glibc", "verdict"):
         shown.add_column(column, overflow="fold")
     verdict = {None: "", True: "[green]usable[/green]", False: "[red]unusable[/red]"}
@@ -265,12 +268,12 @@ def table(report: Report) -> Table:
         # What it carries instead is in the columns beside: the reason's first half is enough here.
         reasons = "; ".join(reason.partition(": it has ")[0] for reason in library.reasons)
         shown.add_row(
-            library.name,
+            escape(library.name),
             elf.machine if elf else "",
             _cell(library.sass),
             _cell(library.ptx),
             elf.versions.get("GLIBC", "") if elf else "",
-            ": ".join(part for part in (verdict[library.usable], reasons) if part),
+            ": ".join(part for part in (verdict[library.usable], escape(reasons)) if part),
         )
     return shown
 

@@ -1,0 +1,110 @@
+"""``verify``: hold a built vllm-sm75 package to its rules (:mod:`sm75.rules`), with evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from sm75.buildgraph import BuildGraph
+from sm75.errors import CheckFailed
+from sm75.packagefacts import gather
+from sm75.rules import RULES, Finding, Policy, graph_rules
+
+__all__ = ["Finding", "Policy", "Verification", "require", "table", "to_json", "verify"]
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings on one package.
+
+    Attributes:
+        package: Its file name.
+        ok: No rule is broken (rules that could not be checked do not count).
+        findings: One a rule, in a fixed order.
+        cubins: Pieces of machine code in all.
+        extensions: Pieces of machine code by extension.
+    """
+
+    package: str
+    ok: bool
+    findings: tuple[Finding, ...]
+    cubins: int
+    extensions: dict[str, int]
+
+
+def verify(
+    package: Path,
+    policy: Policy,
+    *,
+    graph: BuildGraph | None = None,
+    cuobjdump: Path | None = None,
+) -> Verification:
+    """Check a built package against the policy.
+
+    Args:
+        package: The ``.conda``.
+        policy: What to hold it to.
+        graph: The build it came from (:func:`sm75.buildgraph.load`); None: those rules are
+            reported as not checked.
+        cuobjdump: NVIDIA's tool, for a second reading of the device code; None likewise.
+
+    Raises:
+        UsageError: There is no such package.
+        ChannelError: It is damaged.
+        ToolchainError: cuobjdump cannot be run.
+    """
+    facts = gather(
+        package,
+        python_abi=policy.python,
+        build_paths=policy.build_paths,
+        cuobjdump=cuobjdump,
+    )
+    findings = tuple(rule(facts, policy) for rule in RULES) + graph_rules(graph, policy)
+    sass = {
+        library.name: sum(code.kind == "sass" for code in library.codes)
+        for library in facts.libraries
+    }
+    return Verification(
+        package=package.name,
+        ok=all(finding.state != "fail" for finding in findings),
+        findings=findings,
+        cubins=sum(sass.values()),
+        extensions=sass,
+    )
+
+
+def require(result: Verification) -> None:
+    """Turn a broken rule into an error.
+
+    Raises:
+        CheckFailed: With every broken rule and its evidence.
+    """
+    broken = [finding for finding in result.findings if finding.state == "fail"]
+    if broken:
+        raise CheckFailed(
+            f"{result.package} breaks {len(broken)} of {len(result.findings)} rules",
+            why="; ".join(f"{finding.rule}: {finding.evidence}" for finding in broken),
+            fix="mend the build and verify again; the package is not fit to publish",
+        )
+
+
+def to_json(result: Verification) -> dict[str, Any]:
+    """The findings as plain JSON data, in a fixed order."""
+    data: dict[str, Any] = msgspec.to_builtins(result)
+    return data
+
+
+def table(result: Verification) -> Table:
+    """The findings as a table for people."""
+    shown = Table(title=result.package)
+    for column in ("rule", "", "evidence"):
+        shown.add_column(column, overflow="fold")
+    colour = {"ok": "green", "fail": "red", "not checked": "yellow"}
+    for finding in result.findings:
+        shown.add_row(
+            finding.rule, Text(finding.state, style=colour[finding.state]), Text(finding.evidence)
+        )
+    return shown
