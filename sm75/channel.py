@@ -1,0 +1,317 @@
+"""A conda channel on disk: reproducible index, publishing as a whole or not at all, checking.
+
+``<channel>/<subdir>/*.conda`` with ``repodata.json`` in each subdirectory, and ``SHA256SUMS`` at
+the top in the format of sha256sum(1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import filelock
+from rattler.index import index_fs
+
+from sm75 import rattler_rt
+from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir, write_bytes
+from sm75.channelcheck import (
+    LOCK,
+    REPODATA,
+    SUMS,
+    check_sums,
+    read_sums,
+    relative,
+    sha256_file,
+)
+from sm75.channelcheck import Problem as Problem
+from sm75.channelcheck import verify_channel as verify_channel
+from sm75.condapkg import canonical_json, read_info, verify_payload
+from sm75.errors import BusyError, ChannelError
+
+# Indexes that clients prefer to repodata.json when they lie beside it; we write none, so any that
+# is found is stale.
+_OTHER_INDEXES = ("repodata.json.zst", "repodata.json.bz2", "repodata_shards.msgpack.zst")
+
+
+@contextlib.contextmanager
+def locked(channel: Path, wait: float) -> Iterator[None]:
+    """Hold the channel's lock.
+
+    Args:
+        channel: Channel root; made when it does not exist.
+        wait: Seconds to wait for another holder.
+
+    Raises:
+        BusyError: The lock is still held after ``wait`` seconds.
+        DiskError: The channel cannot be written.
+    """
+    with disk_errors(channel):
+        channel.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(channel / LOCK)
+        try:
+            lock.acquire(timeout=wait)
+        except filelock.Timeout as err:
+            raise BusyError(
+                f"another run is publishing to {channel}",
+                why=f"its lock was still held after {wait:g} s",
+                fix="wait for it to end, then run the same command again",
+            ) from err
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def packages_in(channel: Path) -> list[Path]:
+    """List the ``.conda`` files of a channel, sorted."""
+    return sorted(channel.glob("*/*.conda"))
+
+
+def publish(
+    packages: Iterable[Path],
+    channel: Path,
+    *,
+    documents: Mapping[str, bytes] | None = None,
+    remove: Iterable[str] = (),
+    replace: bool = False,
+    subdirs: Iterable[str] = (),
+    wait: float = 60.0,
+) -> list[Path]:
+    """Add packages to a channel so that a reader sees the old channel or the new one.
+
+    Everything is prepared and checked in a directory beside the packages; then the packages get
+    their names, then the documents, then ``SHA256SUMS``, and last the ``repodata.json`` files. Any
+    fault puts back what was there. A run killed in between leaves at most packages that the index
+    does not name yet, and the next run completes them.
+
+    Args:
+        packages: Finished ``.conda`` files; copied.
+        channel: Channel root; made when it does not exist.
+        documents: Files for the top of the channel (SBOM, report), listed in ``SHA256SUMS`` too.
+        remove: Packages to withdraw, as ``subdir/file``; deleted after the new index is in place.
+        replace: Allow a package of the same file name with other content.
+        subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
+        wait: Seconds to wait for another publisher.
+
+    Returns:
+        The published files.
+
+    Raises:
+        ChannelError: A package is damaged or misnamed, a published file has been altered, or a
+            file of the same name with other content is there and ``replace`` is not given.
+        BusyError: Another publisher holds the lock.
+        DiskError: The disk is full or not writable.
+    """
+    _check_location(channel)
+    with locked(channel, wait):
+        new = {_destination(p): p for p in packages}
+        withdrawn = set(remove)
+        # what this run writes anew or withdraws may be in any state, all else must be sound
+        healed = withdrawn | set(documents or {}) | (set(new) if replace else set())
+        problems = [
+            p
+            for p in check_sums(channel, read_sums(channel))
+            if p.kind != "extra" and p.path not in healed
+            if not (p.kind == "missing" and p.path in new)
+        ]
+        if problems:
+            raise ChannelError(
+                f"the channel {channel} is damaged; nothing was published",
+                why="; ".join(map(str, problems[:5])),
+                fix="run `verify` on the channel, then restore or remove the named files",
+            )
+        return _rebuild(
+            channel,
+            new=new,
+            documents=documents or {},
+            withdrawn=withdrawn,
+            replace=replace,
+            subdirs=subdirs,
+        )
+
+
+def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> None:
+    """Index the packages that lie in a local channel, taking them as they are.
+
+    Args:
+        channel: Channel root.
+        subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
+        wait: Seconds to wait for another publisher.
+
+    Raises:
+        ChannelError: A package is damaged or misnamed.
+        BusyError: Another publisher holds the lock.
+        DiskError: The disk is full or not writable.
+    """
+    with locked(channel, wait):
+        for package in packages_in(channel):
+            if _destination(package) != f"{package.parent.name}/{package.name}":
+                raise ChannelError(f"{package} lies in the wrong subdirectory")
+        _rebuild(channel, new={}, documents={}, withdrawn=set(), replace=True, subdirs=subdirs)
+
+
+def _check_location(channel: Path) -> None:
+    if "/t/" in f"{channel.absolute()}/":
+        raise ChannelError(
+            f"the channel cannot live in {channel}",
+            why="conda takes /t/NAME in a channel's path for an access token and cuts it out",
+            fix="choose a path without a directory called t",
+        )
+
+
+def _destination(package: Path) -> str:
+    """Give ``subdir/file`` of a package, checking that its name is its own."""
+    described = read_info(package)["index"]
+    expected = f"{described['name']}-{described['version']}-{described['build']}.conda"
+    if package.name != expected:
+        raise ChannelError(f"{package.name} is misnamed", why=f"its index.json makes it {expected}")
+    return f"{described['subdir']}/{package.name}"
+
+
+def _rebuild(
+    channel: Path,
+    *,
+    new: Mapping[str, Path],
+    documents: Mapping[str, bytes],
+    withdrawn: set[str],
+    replace: bool,
+    subdirs: Iterable[str],
+) -> list[Path]:
+    """Prepare the next state in a staging directory and move it into place. The lock is held."""
+    for stale in channel.glob(f"{TMP_PREFIX}*"):  # of a killed run: we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    with (
+        disk_errors(channel),
+        tempfile.TemporaryDirectory(dir=channel, prefix=TMP_PREFIX) as staging_name,
+    ):
+        staging = Path(staging_name)
+        tree = staging / "tree"
+        kept = [p for p in packages_in(channel) if relative(channel, p) not in withdrawn]
+        indexed = (p.parent.name for p in (*kept, *channel.glob(f"*/{REPODATA}")))
+        for subdir in {"noarch", *subdirs, *indexed}:
+            (tree / subdir).mkdir(parents=True, exist_ok=True)
+        for package in kept:
+            _link(package, tree / relative(channel, package))
+        moved = _stage_new(channel, tree, new, replace)
+        _index_tree(tree)
+
+        sums = {relative(tree, p): sha256_file(p) for p in packages_in(tree)}
+        previous = read_sums(channel) if not _unreadable_sums(channel) else {}
+        for name in previous:
+            if "/" not in name and name not in withdrawn and (channel / name).exists():
+                sums[name] = sha256_file(channel / name)
+        for name, data in documents.items():
+            write_bytes(staging / "documents" / name, data)
+            sums[name] = hashlib.sha256(data).hexdigest()
+        text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+        write_bytes(staging / SUMS, text.encode())
+
+        moves = [(tree / rel, channel / rel) for rel in moved]
+        moves += [(staging / "documents" / name, channel / name) for name in documents]
+        moves.append((staging / SUMS, channel / SUMS))
+        moves += [
+            (path, channel / relative(tree, path)) for path in sorted(tree.glob(f"*/{REPODATA}"))
+        ]
+        _commit(moves, staging / "backup")
+        for name in withdrawn:
+            (channel / name).unlink(missing_ok=True)
+        for directory in channel.iterdir():
+            for other in _OTHER_INDEXES:
+                if directory.is_dir():
+                    (directory / other).unlink(missing_ok=True)
+    return [channel / rel for rel in new]
+
+
+def _unreadable_sums(channel: Path) -> bool:
+    try:
+        read_sums(channel)
+    except ChannelError:
+        return True
+    return False
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give the staging directory a file of the channel without copying it where links work."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _stage_new(channel: Path, tree: Path, new: Mapping[str, Path], replace: bool) -> list[str]:
+    """Copy the new packages into the staging tree; return those that must be moved."""
+    moved = []
+    for rel, source in new.items():
+        target, published = tree / rel, channel / rel
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            if sha256_file(source) == sha256_file(published):
+                continue
+            if not replace:
+                raise ChannelError(
+                    f"{rel} is already published with other content",
+                    why="a client that has cached the old one would never see the new one",
+                    fix="raise the build number, or publish with replace",
+                )
+            target.unlink()
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+        _fsync(target)
+        # what was copied is what will be published: a source that fails here is damaged
+        if problems := verify_payload(target):
+            raise ChannelError(f"{source.name} is damaged", why="; ".join(problems[:5]))
+        moved.append(rel)
+    return moved
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _index_tree(tree: Path) -> None:
+    """Write repodata.json files that depend on the packages' bytes only."""
+    try:
+        rattler_rt.run(
+            index_fs(tree, write_zst=False, write_shards=False, force=True, max_parallel=2)
+        )
+    except Exception as err:  # the binding raises plain Exception subclasses of its own
+        raise ChannelError(f"the packages in {tree} cannot be indexed", why=str(err)) from err
+    for path in tree.glob(f"*/{REPODATA}"):
+        data = json.loads(path.read_bytes())
+        for key in ("packages", "packages.conda"):
+            for record in data.get(key, {}).values():
+                record.pop("indexed_timestamp", None)  # the wall clock
+        write_bytes(path, canonical_json(data))
+
+
+def _commit(moves: list[tuple[Path, Path]], backup: Path) -> None:
+    """Move files into place in order; on any fault put back what was there."""
+    done: list[tuple[Path, Path | None]] = []
+    backup.mkdir()
+    try:
+        for number, (source, target) in enumerate(moves):
+            target.parent.mkdir(exist_ok=True)
+            saved = None
+            if target.exists():
+                saved = backup / str(number)
+                _link(target, saved)
+            done.append((target, saved))  # first: an interrupt may fall between the two
+            source.replace(target)
+            fsync_dir(target.parent)
+    except BaseException:
+        for target, saved in reversed(done):
+            if saved is None:
+                target.unlink(missing_ok=True)
+            else:
+                saved.replace(target)
+        raise

@@ -1,0 +1,171 @@
+"""Check a channel: every file against ``SHA256SUMS``, every record against its package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sm75.atomic import TMP_PREFIX
+from sm75.condapkg import read_info
+from sm75.errors import ChannelError
+
+SUMS = "SHA256SUMS"
+LOCK = ".lock"
+REPODATA = "repodata.json"
+
+# What a record must repeat of the package's own index.json.
+_RECORD_FIELDS = ("name", "version", "build", "build_number", "depends", "constrains")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Problem:
+    """One fault of a channel.
+
+    Args:
+        path: File, relative to the channel.
+        kind: ``missing`` (listed, not there), ``extra`` (there, not listed), ``altered`` (bytes are
+            not the listed ones), ``index`` (repodata.json is unreadable or disagrees).
+        detail: What was expected and found.
+    """
+
+    path: str
+    kind: Literal["missing", "extra", "altered", "index"]
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+def sha256_file(path: Path) -> str:
+    """Give the sha256 (hex) of a file."""
+    with path.open("rb") as raw:
+        return hashlib.file_digest(raw, "sha256").hexdigest()
+
+
+def read_sums(channel: Path) -> dict[str, str]:
+    """Read ``SHA256SUMS``.
+
+    Args:
+        channel: Channel root.
+
+    Returns:
+        Hash (hex) by path relative to the channel; empty when there is no such file.
+
+    Raises:
+        ChannelError: A line is malformed.
+    """
+    path = channel / SUMS
+    if not path.exists():
+        return {}
+    sums = {}
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+        found = re.fullmatch(r"([0-9a-f]{64})  (\S.*)", line)
+        if not found:
+            raise ChannelError(f"{path}:{number}: not a line of sha256sum", why=line[:100])
+        sums[found[2]] = found[1]
+    return sums
+
+
+def relative(root: Path, path: Path) -> str:
+    """Give ``path`` below ``root``, ``/`` separated."""
+    return path.relative_to(root).as_posix()
+
+
+def check_sums(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
+    """Compare the files of a channel with what ``SHA256SUMS`` lists.
+
+    Args:
+        channel: Channel root.
+        sums: Hash (hex) by relative path.
+    """
+    for name, expected in sums.items():
+        path = channel / name
+        if not path.is_file():
+            yield Problem(path=name, kind="missing", detail=f"listed in {SUMS}")
+        elif (got := sha256_file(path)) != expected:
+            yield Problem(
+                path=name, kind="altered", detail=f"sha256 expected {expected}, got {got}"
+            )
+    for path in sorted(channel.rglob("*")):
+        rel = relative(channel, path)
+        own = rel in (SUMS, LOCK) or path.name == REPODATA or rel.startswith(TMP_PREFIX)
+        if path.is_file() and not own and rel not in sums:
+            yield Problem(path=rel, kind="extra", detail=f"not listed in {SUMS}")
+
+
+def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterator[Problem]:
+    path = channel / rel
+    if not path.is_file():
+        yield Problem(path=rel, kind="missing", detail=f"listed in {REPODATA}")
+        return
+    size = path.stat().st_size
+    if record.get("size") != size:
+        yield Problem(path=rel, kind="altered", detail=f"size: index {record.get('size')}, {size}")
+    digest = sha256_file(path)
+    if record.get("sha256") != digest:
+        yield Problem(
+            path=rel, kind="altered", detail=f"sha256: index {record.get('sha256')}, got {digest}"
+        )
+        return
+    described = read_info(path)["index"]
+    for key in _RECORD_FIELDS:
+        if (record.get(key) or []) != (described.get(key) or []):
+            yield Problem(
+                path=rel,
+                kind="index",
+                detail=f"{key}: index {record.get(key)!r}, package {described.get(key)!r}",
+            )
+
+
+def _check_index(channel: Path, subdir: Path) -> Iterator[Problem]:
+    rel = f"{subdir.name}/{REPODATA}"
+    try:
+        data = json.loads((subdir / REPODATA).read_bytes())
+        records = {**data["packages"], **data["packages.conda"]}
+        if data["info"]["subdir"] != subdir.name:
+            yield Problem(path=rel, kind="index", detail=f"is for {data['info']['subdir']}")
+    except FileNotFoundError:
+        yield Problem(path=rel, kind="missing")
+        return
+    except (ValueError, KeyError, TypeError) as err:
+        yield Problem(path=rel, kind="index", detail=f"unreadable: {err}")
+        return
+    for name, record in records.items():
+        yield from _check_record(channel, f"{subdir.name}/{name}", record)
+    for package in sorted(subdir.glob("*.conda")):
+        if package.name not in records:
+            yield Problem(
+                path=f"{subdir.name}/{package.name}", kind="extra", detail=f"not in {REPODATA}"
+            )
+
+
+def verify_channel(channel: Path) -> list[Problem]:
+    """Check every file of a channel against ``SHA256SUMS`` and the index.
+
+    Args:
+        channel: Channel root.
+
+    Returns:
+        The faults, sorted; empty when all is well.
+    """
+    if not channel.is_dir():
+        return [Problem(path=".", kind="missing", detail="there is no such channel")]
+    found: set[Problem] = set()
+    if not (channel / SUMS).exists():
+        found.add(Problem(path=SUMS, kind="missing"))
+    try:
+        found |= set(check_sums(channel, read_sums(channel)))
+    except ChannelError as err:
+        found.add(Problem(path=SUMS, kind="altered", detail=err.why))
+    subdirs = {p for p in channel.iterdir() if p.is_dir() and not p.name.startswith(TMP_PREFIX)}
+    for subdir in sorted(subdirs | {channel / "noarch"}):
+        try:
+            found |= set(_check_index(channel, subdir))
+        except ChannelError as err:
+            found.add(Problem(path=subdir.name, kind="altered", detail=err.what))
+    return sorted(found)
