@@ -8,6 +8,7 @@ Runs alone inside the build recipe (standard library and ``unidiff`` only)::
 
     python -m sm75.patching apply --series patches/0.33.0 --tree DIR
     python -m sm75.patching check --series patches/0.33.0 --tree DIR_OR_SDIST [--json]
+    python -m sm75.patching seal --series patches/0.33.0      # new hashes into series.toml
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from sm75.errors import CheckFailed, DiskError, PatchError, Sm75Error
 from sm75.hunks import FileDiff, Hunk, Mismatch, apply_hunks, find_lines, split_lines
-from sm75.series import Patch, Series, load_series
+from sm75.series import Patch, Series, load_series, seal
 from sm75.trees import DirectoryTree, Tree, open_tree
 
 # So many places are named when a hunk's text stands elsewhere; a hunk of one common line has many.
@@ -397,12 +398,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m sm75.patching``. Returns the exit code of ``sm75.errors``."""
     parser = argparse.ArgumentParser(prog="python -m sm75.patching", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("command", choices=["apply", "check"])
+    parser.add_argument("command", choices=["apply", "check", "seal"])
     parser.add_argument("--series", type=Path, required=True, help="patches/<release>")
-    parser.add_argument("--tree", type=Path, required=True, help="unpacked tree (check: or sdist)")
+    parser.add_argument("--tree", type=Path, help="unpacked tree (check: or sdist)")
     parser.add_argument("--json", action="store_true", help="check: print the results as JSON")
     options = parser.parse_args(arguments)
+    if options.tree is None and options.command != "seal":
+        parser.error("--tree is needed")
     try:
+        if options.command == "seal":
+            print("\n".join(seal(options.series)) or "nothing changed")
+            return 0
         series = load_series(options.series)
         if options.command == "apply":
             apply(series, options.tree)

@@ -26,6 +26,7 @@ listed, so that nothing lies about unused or unhashed.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ from sm75.errors import PatchError
 from sm75.hunks import FileDiff, parse_patch, safe_path
 
 SCHEMA = 1
+_BLOCK = re.compile(r"(?m)^(\[\[(?:patch|overlay)\]\])$")
+_FILE = re.compile(r'(?m)^file = "([^"]+)"$')
+_SHA256 = re.compile(r'(?m)^sha256 = "[^"]*"$')
 _T = TypeVar("_T")
 
 
@@ -171,6 +175,41 @@ def load_series(root: Path) -> Series:
     return series
 
 
+def seal(root: Path) -> list[str]:
+    """Put the present hashes of all listed files into ``series.toml``, for the author of a patch.
+
+    The rest of the text stays as it is.
+
+    Args:
+        root: The directory with ``series.toml``.
+
+    Returns:
+        The files whose hash changed.
+
+    Raises:
+        PatchError: ``series.toml`` or a listed file cannot be read.
+    """
+    _read_toml(root / "series.toml")
+    blocks = _BLOCK.split((root / "series.toml").read_text(encoding="utf-8"))
+    changed: list[str] = []
+    for index in range(1, len(blocks), 2):
+        folder = root / "overlay" if "overlay" in blocks[index] else root
+        named = _FILE.search(blocks[index + 1])
+        if named is None:
+            continue
+        file = folder / safe_path(named[1], where="series.toml")
+        actual = hashlib.sha256(_read(file)).hexdigest()
+        sealed = _SHA256.sub(f'sha256 = "{actual}"', blocks[index + 1], count=1)
+        if sealed != blocks[index + 1]:
+            changed.append(named[1])
+            blocks[index + 1] = sealed
+    if changed:
+        temporary = root / ".series.toml.new"
+        temporary.write_text("".join(blocks), encoding="utf-8")
+        temporary.replace(root / "series.toml")
+    return changed
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -235,21 +274,25 @@ def _overlay(row: _Table, root: Path) -> Overlay:
     return overlay
 
 
-def _read_pinned(path: Path, sha256: str) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         if path.is_symlink():
             raise OSError("it is a symbolic link")
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise PatchError(
             f"{path} cannot be read", why=str(error), fix="restore it, or drop it from series.toml"
         ) from error
+
+
+def _read_pinned(path: Path, sha256: str) -> bytes:
+    data = _read(path)
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
         raise PatchError(
             f"{path} is not the file that series.toml pins",
             why=f"expected sha256 {sha256}, found {actual}",
-            fix="restore the file, or after reviewing the change put the new hash in series.toml",
+            fix="restore the file, or after reviewing it: python -m sm75.patching seal --series …",
         )
     return data
 
