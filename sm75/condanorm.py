@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import posixpath
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -93,8 +94,12 @@ def normalize(
                 info[name] = data.replace(old, _placeholder_like(old))
 
     def payload(tar: tarfile.TarFile) -> dict[str, bytes]:
+        links = {}
         for member, raw in iter_payload(src):
             _copy_member(tar, member, raw, entries.get(member.name), epoch, src)
+            if member.issym():
+                links[member.name] = member.linkname
+        _rehash_links(entries, links)
         paths = {**described["paths"], "paths": list(entries.values())}
         info["info/paths.json"] = canonical_json(paths)
         return info
@@ -115,6 +120,18 @@ def _placeholder_like(old: bytes) -> bytes:
     """Give the fixed placeholder in the length of ``old``."""
     fixed = PREFIX_PLACEHOLDER.encode()
     return (fixed + b"_" * len(old))[: len(old)]
+
+
+def _rehash_links(entries: Mapping[str, dict[str, Any]], links: Mapping[str, str]) -> None:
+    """Give links the new hash of what they point to: rattler-build records the content's."""
+    for name in links:
+        seen: set[str] = set()
+        end = name
+        while end in links and end not in seen:
+            seen.add(end)
+            end = posixpath.normpath(posixpath.join(posixpath.dirname(end), links[end]))
+        if name in entries and "sha256" in entries[name] and "sha256" in entries.get(end, {}):
+            entries[name]["sha256"] = entries[end]["sha256"]
 
 
 def _copy_member(
