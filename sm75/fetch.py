@@ -29,6 +29,12 @@ _LOCK_POLL = 0.2
 _SPARE = 32 << 20
 
 
+class Interrupted(Sm75Error):
+    """Ctrl-C during a fetch; nothing half-done has a name in the store."""
+
+    exit_code = 130
+
+
 @dataclass(frozen=True, kw_only=True)
 class FetchPlan:
     """What a fetch would do.
@@ -64,7 +70,7 @@ class FetchResult:
 
     Attributes:
         fetched: Artifacts taken into the store by this run.
-        bytes_received: Bytes read from the network, index pages included.
+        bytes_received: Bytes read from the network; index pages are not counted.
         requests: HTTP requests made.
     """
 
@@ -128,8 +134,6 @@ def fetch(
 ) -> FetchResult:
     """Bring everything of a plan into the store.
 
-    An interruption (KeyboardInterrupt) passes through; the store has then only whole files.
-
     Args:
         wanted: What ``plan`` returned.
         store: The store.
@@ -140,13 +144,22 @@ def fetch(
     Raises:
         FetchError: Something cannot be had, or is not what the lock pins.
         DiskError: The disk is full or not writable.
+        Interrupted: Ctrl-C.
     """
     if not wanted.todo:
         return FetchResult(fetched=(), bytes_received=0, requests=0)
     _check_room(wanted, store)
     index = index or PackageIndex(options=options)
     run = _Run(store, reporter, index, options or TransferOptions(), wanted)
-    return asyncio.run(run.all())
+    try:
+        return asyncio.run(run.all())
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "fetch was interrupted",
+            why=f"{len(run.fetched)} of {len(wanted.todo)} files are in the store; "
+            f"unfinished bytes are kept in {store.root / 'partial'}",
+            fix="run the same command again: it resumes",
+        ) from None
 
 
 def _to_download(artifact: Artifact, store: Store) -> int:
@@ -189,12 +202,15 @@ class _Run:
         self._index = index
         self._options = options
         self._wanted = wanted
-        self._fetched: list[Artifact] = []
+        self.fetched: list[Artifact] = []
+        """Artifacts taken into the store so far."""
 
     async def all(self) -> FetchResult:
         async with Transfer(self._options) as transfer:
             found = await self._find(transfer)
-            bar = self._reporter.task("fetch", self._wanted.bytes_download, "B")
+            # Bytes that a former run left count as done at once, so the total has them too.
+            total = sum(a.download_size for a in self._wanted.todo if found[a.stored_sha256])
+            bar = self._reporter.task("fetch", total, "B")
             slots = asyncio.Semaphore(self._options.parallel)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -205,7 +221,7 @@ class _Run:
                 raise _first(errors) from None
             bar.done()
             return FetchResult(
-                fetched=tuple(self._fetched),
+                fetched=tuple(self.fetched),
                 bytes_received=transfer.received,
                 requests=transfer.requests,
             )
@@ -248,18 +264,18 @@ class _Run:
         store = self._store
         name = artifact.stored_filename
         async with slots, self._locked(artifact):
+            size = artifact.download_size if links else 0
             if store.has(artifact):
-                bar.advance(artifact.download_size)
+                bar.advance(size)
                 return
-            size = 0 if artifact.partial and not links else artifact.download_size
             task = self._reporter.task(name, size, "B")
-            progress = _Progress(bar, task)
+            progress = _Progress(task, bar)
             if artifact.partial is None:
                 await self._whole(transfer, artifact, links, progress)
             else:
                 await self._thin(transfer, artifact, links, progress)
             task.done()
-            self._fetched.append(artifact)
+            self.fetched.append(artifact)
 
     @asynccontextmanager
     async def _locked(self, artifact: Artifact) -> AsyncIterator[None]:
@@ -268,17 +284,16 @@ class _Run:
         lock = FileLock(path)
         told = False
         while True:
-            try:
-                with disk_errors(path):
+            with disk_errors(path):
+                try:
                     lock.acquire(timeout=0)
-                break
-            except Timeout:
-                if not told:
-                    self._reporter.line(
-                        f"{artifact.stored_filename}: another fetch has it, waiting"
-                    )
-                told = True
-                await asyncio.sleep(_LOCK_POLL)
+                    break
+                except Timeout:  # an OSError too, but no fault of the disk
+                    pass
+            if not told:
+                self._reporter.line(f"{artifact.stored_filename}: another fetch has it, waiting")
+            told = True
+            await asyncio.sleep(_LOCK_POLL)
         try:
             yield
         finally:
@@ -341,7 +356,11 @@ class _Run:
                 f"{artifact.filename}: the server does not do range requests; "
                 f"reading the whole file, {amount(artifact.size, 'B')}"
             )
-            await self._whole(transfer, artifact, links, progress)
+            # The bars' totals count the ranges only.
+            task = self._reporter.task(artifact.filename, artifact.size, "B")
+            await self._whole(transfer, artifact, links, _Progress(task))
+            task.done()
+            progress.add(artifact.download_size)
             whole = self._store.path(artifact.sha256, artifact.filename)
             await self._thin_of(whole, artifact)
             # Nothing but the thin wheel is ever used.
@@ -376,8 +395,8 @@ class _Run:
 class _Progress:
     """Advances a file's bar and the total together, and can take it back."""
 
-    def __init__(self, bar: Task, task: Task) -> None:
-        self._tasks = (bar, task)
+    def __init__(self, *tasks: Task) -> None:
+        self._tasks = tasks
         self._count = 0
 
     def add(self, count: int) -> None:
@@ -386,7 +405,7 @@ class _Progress:
             task.advance(count)
 
     def say(self, text: str) -> None:
-        self._tasks[1].message(text)
+        self._tasks[0].message(text)
 
     def reset(self) -> None:
         self.add(-self._count)

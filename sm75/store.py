@@ -14,11 +14,13 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 
+from sm75.atomic import fsync_dir, write_bytes
 from sm75.errors import DiskError, FetchError
 from sm75.lockfile import Artifact
 
@@ -145,8 +147,8 @@ class Store:
         except OSError:
             return False
         # A store on a read-only disk works too; it is hashed each time.
-        with contextlib.suppress(OSError):
-            _write(memo, json.dumps(seen))
+        with contextlib.suppress(DiskError):
+            write_bytes(memo, json.dumps(seen).encode())
         return True
 
     def add(
@@ -172,6 +174,7 @@ class Store:
 
         Raises:
             AlteredError: The bytes are not the ones meant; the file is left where it was.
+            FetchError: The file cannot be read.
             DiskError: The disk is full or not writable.
         """
         filename = filename or file.name
@@ -179,17 +182,16 @@ class Store:
         temporary = file
         try:
             if not move:
-                temporary = self.part(sha256, ".copy")
-                with disk_errors(temporary):
-                    shutil.copyfile(file, temporary)
+                temporary = self.part(sha256, f".{os.getpid()}-{threading.get_ident()}.copy")
+                _copy(file, temporary)
             check(temporary, filename, sha256, size)
             with disk_errors(final):
                 final.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o444)
                 _sync(temporary)
                 temporary.replace(final)
-                _sync(final.parent)
-                _write(final.parent / _MEMO, json.dumps(_state(final)))
+                fsync_dir(final.parent)
+            write_bytes(final.parent / _MEMO, json.dumps(_state(final)).encode())
         finally:
             if not move:
                 temporary.unlink(missing_ok=True)
@@ -241,6 +243,15 @@ def check(path: Path, filename: str, sha256: str, size: int | None) -> None:
         )
 
 
+def _copy(source: Path, target: Path) -> None:
+    try:
+        stream = source.open("rb")
+    except OSError as error:
+        raise FetchError(f"cannot read {source}", why=str(error)) from error
+    with stream, disk_errors(target), target.open("wb") as out:
+        shutil.copyfileobj(stream, out, 1 << 20)
+
+
 def _state(path: Path) -> dict[str, int]:
     stat = path.stat()
     return {
@@ -256,15 +267,6 @@ def _read_memo(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

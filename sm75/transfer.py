@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import functools
 import os
 import re
 import ssl
@@ -108,10 +109,20 @@ def tls_context() -> ssl.SSLContext:
     Raises:
         FetchError: The named file cannot be read.
     """
-    context = ssl.create_default_context()
-    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+    own = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR") or ""
+    return _tls_context(own, os.environ.get("PIP_CERT") or os.environ.get("REQUESTS_CA_BUNDLE"))
+
+
+@functools.cache  # reading all certificates takes a tenth of a second
+def _tls_context(own: str, named: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context()
+    except (OSError, ssl.SSLError) as error:
+        raise FetchError(
+            f"cannot load the certificates in {own}", why=str(error), fix="correct SSL_CERT_FILE"
+        ) from error
+    if own:
         return context
-    named = os.environ.get("PIP_CERT") or os.environ.get("REQUESTS_CA_BUNDLE")
     try:
         if named:
             folder = Path(named).is_dir()
@@ -143,7 +154,7 @@ class Transfer:
         self.requests = 0
         """Requests made so far, each try counted."""
         self.received = 0
-        """Bytes of bodies received so far."""
+        """Bytes of files received so far; index pages are not counted."""
         self._client: httpx.AsyncClient | None = None
         self._netrc = _netrc()
 
@@ -310,7 +321,7 @@ class Transfer:
             with disk_errors(part):
                 stream = part.open("ab" if have else "wb")
             try:
-                async for chunk in response.aiter_raw(_CHUNK):
+                async for chunk in response.aiter_raw():
                     self.received += len(chunk)
                     if have + len(chunk) > length:
                         raise FetchError(
