@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,34 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """
     with replacing(path, mode=mode) as out:
         out.write(data)
+
+
+@contextlib.contextmanager
+def directory(final: Path) -> Iterator[Path]:
+    """Make a directory whole: its content is written under a temporary name, then renamed.
+
+    Args:
+        final: The directory's name. Where it exists already when the block ends, the new one is
+            dropped: both were made of the same inputs.
+
+    Yields:
+        The temporary directory, beside ``final``.
+
+    Raises:
+        DiskError: The disk is full or unwritable.
+    """
+    with disk_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=TMP_PREFIX, dir=final.parent))
+    try:
+        with disk_errors(final):
+            yield scratch
+            scratch.chmod(0o755)
+            try:
+                scratch.rename(final)
+            except OSError as err:
+                if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            fsync_dir(final.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

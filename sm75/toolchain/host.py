@@ -1,0 +1,220 @@
+"""What the bootstrap toolchain takes from the system: the C++ compiler and a Python.
+
+They cannot be pinned by hash in a lock, so they are identified by content: ``digest`` goes into
+the input hash of the build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from sm75.errors import ToolchainError
+
+# vLLM refuses GCC < 11.3 (its CMakeLists.txt); nvcc 13.2 accepts up to GCC 15
+# (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/, host compiler table).
+GCC_MIN = Version("11.3")
+GCC_BELOW = Version("16")
+
+TRIPLETS = {"linux-64": "x86_64-linux-gnu", "linux-aarch64": "aarch64-linux-gnu"}
+_MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
+
+
+def build_platform() -> str:
+    """The conda subdir of this machine.
+
+    Raises:
+        ToolchainError: It is neither x86-64 nor aarch64 Linux.
+    """
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in _MACHINES:
+        raise ToolchainError(
+            f"cannot build on {sys.platform}/{machine}",
+            why="the build runs on x86-64 or aarch64 Linux",
+            fix="use such a machine, or a container or virtual machine of that kind",
+        )
+    return _MACHINES[machine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """A GCC for the target platform.
+
+    Attributes:
+        platform: The platform it compiles for.
+        cxx: Path of g++.
+        cc: Path of gcc.
+        strip: Path of strip.
+        version: GCC's version.
+        digest: sha256 over the compiler proper, assembler, linker, libc and libstdc++ it uses.
+    """
+
+    platform: str
+    cxx: Path
+    cc: Path
+    strip: Path
+    version: str
+    digest: str
+
+
+def find_compiler(target: str, *, install: bool = True) -> Compiler:
+    """Find a suitable GCC for a platform, or install Debian's when that is allowed.
+
+    Args:
+        target: ``linux-64`` or ``linux-aarch64``.
+        install: Whether a missing one may be installed (needs root and apt).
+
+    Raises:
+        ToolchainError: There is none, or only an unsuitable one.
+    """
+    found = _candidates(target)
+    if not found and install and _may_install():
+        package = _apt_package(target)
+        try:
+            subprocess.run(["apt-get", "update", "-qq"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                ["apt-get", "install", "-y", "-qq", package],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            )
+        except subprocess.CalledProcessError as err:
+            raise ToolchainError(
+                f"apt-get could not install {package}",
+                why=f"exit code {err.returncode}",
+                fix=f"install it by hand: sudo apt-get install {package}",
+            ) from err
+        found = _candidates(target)
+    if not found:
+        raise ToolchainError(
+            f"no C++ compiler for {target}",
+            why=f"neither {TRIPLETS[target]}-g++ nor a versioned one is on PATH",
+            fix=f"sudo apt-get install {_apt_package(target)}   (or build with pixi)",
+        )
+    refused = []
+    for cxx in found:
+        version = Version(_output([str(cxx), "-dumpfullversion", "-dumpversion"]).strip())
+        if not GCC_MIN <= version < GCC_BELOW:
+            refused.append(f"{cxx.name} is {version}")
+            continue
+        return _describe(target, cxx, str(version))
+    raise ToolchainError(
+        f"no suitable C++ compiler for {target}",
+        why=f"{', '.join(refused)}; GCC >= {GCC_MIN} and < {GCC_BELOW} is needed",
+        fix=f"sudo apt-get install {_apt_package(target)} of a newer distribution, or use pixi",
+    )
+
+
+def _candidates(target: str) -> list[Path]:
+    native = target == build_platform()
+    names = [f"{TRIPLETS[target]}-g++", *(["g++"] if native else [])]
+    names += [f"{TRIPLETS[target]}-g++-{major}" for major in range(15, 10, -1)]
+    paths = [shutil.which(name) for name in names]
+    return [Path(path) for path in paths if path]
+
+
+def _apt_package(target: str) -> str:
+    return "g++" if target == build_platform() else f"g++-{TRIPLETS[target].replace('_', '-')}"
+
+
+def _may_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _describe(target: str, cxx: Path, version: str) -> Compiler:
+    name = cxx.name
+    cc = cxx.with_name(name.replace("g++", "gcc"))
+    strip = _output([str(cxx), "-print-prog-name=strip"]).strip()
+    strip_path = Path(shutil.which(strip) or shutil.which(f"{TRIPLETS[target]}-strip") or strip)
+    if not cc.exists() or not strip_path.exists():
+        raise ToolchainError(
+            f"{cxx} has no gcc or strip beside it",
+            why=f"looked for {cc} and {strip_path}",
+            fix=f"sudo apt-get install {_apt_package(target)}",
+        )
+    digest = hashlib.sha256(version.encode())
+    for flag in ("-print-prog-name=cc1plus", "-print-prog-name=as", "-print-prog-name=ld",
+                 "-print-file-name=libc.so.6", "-print-file-name=libstdc++.so"):  # fmt: skip
+        part = _output([str(cxx), flag]).strip()
+        path = Path(part) if "/" in part else Path(shutil.which(part) or part)
+        digest.update(flag.encode())
+        if path.is_file():
+            with path.open("rb") as handle:
+                digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return Compiler(
+        platform=target, cxx=cxx, cc=cc, strip=strip_path, version=version,
+        digest=digest.hexdigest(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonHeaders:
+    """The headers of the running Python, enough for extensions of the stable ABI.
+
+    Attributes:
+        files: Header files by path below ``include/pythonX.Y``.
+        version: Full version.
+        digest: sha256 over names and contents.
+    """
+
+    files: dict[str, bytes]
+    version: str
+    digest: str
+
+
+def python_headers(*, install: bool = True) -> PythonHeaders:
+    """Read the C headers of the running Python.
+
+    The extensions use the limited API, so that the headers of any CPython >= 3.11 do, also those of
+    another 64-bit Linux: pyconfig.h differs there in nothing that the limited API shows.
+
+    Raises:
+        ToolchainError: They are not installed.
+    """
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file() and install and _may_install():
+        subprocess.run(
+            ["apt-get", "install", "-y", "-qq", "python3-dev"],
+            check=False,
+            stdout=subprocess.DEVNULL,
+        )
+    if not (include / "Python.h").is_file():
+        raise ToolchainError(
+            f"the headers of Python {platform.python_version()} are missing",
+            why=f"no {include / 'Python.h'}",
+            fix="sudo apt-get install python3-dev   (or build with pixi)",
+        )
+    files = {
+        path.relative_to(include).as_posix(): path.read_bytes()
+        for path in sorted(include.rglob("*.h"))
+    }
+    # Debian and Ubuntu keep pyconfig.h by machine and put a dispatcher in its place.
+    if re.search(rb"#\s*include\s*<[a-z0-9_]+-linux-gnu/", files.get("pyconfig.h", b"")):
+        real = Path(sysconfig.get_config_h_filename())
+        machine = include.parent / TRIPLETS[build_platform()] / include.name / "pyconfig.h"
+        files["pyconfig.h"] = (machine if machine.is_file() else real).read_bytes()
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return PythonHeaders(
+        files=files, version=platform.python_version(), digest=digest.hexdigest()
+    )
+
+
+def base_python() -> Path:
+    """The interpreter itself, not that of a virtual environment made from it."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
