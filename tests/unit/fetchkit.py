@@ -8,11 +8,14 @@ import io
 import random
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from sm75.fetch import FetchResult, fetch, plan_artifacts
 from sm75.index import IndexConfig, PackageIndex
 from sm75.lockfile import Artifact, Partial
+from sm75.progress import SilentReporter
 from sm75.remotezip import local_thin, thin_filename
+from sm75.store import Store
 from sm75.transfer import TransferOptions
 from tests.unit.badserver import BadServer
 
@@ -105,3 +108,34 @@ def offer(server: BadServer, artifact: Artifact, content: bytes) -> str:
 def index_of(server: BadServer) -> PackageIndex:
     """The server as the only index."""
     return PackageIndex(IndexConfig(indexes=(server.url,)), HASTY)
+
+
+CONTENT = noise(3_000_000)
+
+
+class Case(NamedTuple):
+    """An artifact and its name on the server."""
+
+    artifact: Artifact
+    name: str
+
+
+def run(server: BadServer, store: Store, *artifacts: Artifact) -> FetchResult:
+    """Fetch artifacts, silently and with little patience."""
+    return fetch(
+        plan_artifacts(artifacts, store),
+        store,
+        SilentReporter(),
+        index=index_of(server),
+        options=HASTY,
+    )
+
+
+def stored(store: Store) -> list[str]:
+    """Names of the files that the store holds."""
+    return sorted(p.name for p in (store.root / "sha256").glob("*/*/[!.]*"))
+
+
+def leftovers(store: Store) -> list[str]:
+    """Names of what unfinished work left behind."""
+    return sorted(p.name for p in (store.root / "partial").glob("*"))

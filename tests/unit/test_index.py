@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from tests.unit.fetchkit import HASTY, index_of, offer, sdist
 JSON = "application/vnd.pypi.simple.v1+json"
 SHA = "a" * 64
 DATA = Path(__file__).parents[1] / "data"
-
-
-@pytest.fixture
-def server() -> Iterator[BadServer]:
-    with BadServer() as running:
-        yield running
 
 
 def discover(home: Path, **env: str) -> IndexConfig:

@@ -20,11 +20,6 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "demo-1.0.tar.gz"
     path.write_bytes(CONTENT)

@@ -1,0 +1,32 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm75.store import Store
+from tests.unit.badserver import BadServer
+from tests.unit.fetchkit import CONTENT, Case, offer, sdist
+
+
+@pytest.fixture
+def server() -> Iterator[BadServer]:
+    """A package index that misbehaves on demand."""
+    with BadServer() as running:
+        yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def case(server: BadServer) -> Case:
+    """A file of 3 MB on the server."""
+    artifact = sdist(CONTENT)
+    return Case(artifact, offer(server, artifact, CONTENT))
