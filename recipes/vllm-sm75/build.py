@@ -1,0 +1,369 @@
+"""The build script of the recipe: patched tree -> extensions -> Python package.
+
+It runs inside the environments that the recipe declares, without network, and imports nothing of
+this project: it is the recipe's own, for every tool that builds recipes.
+
+Environment it reads besides what every recipe gets (SRC_DIR, PREFIX, BUILD_PREFIX, SP_DIR, ...):
+
+SM75_NATIVE_DIR        where CMake and ninja keep their state, so that a killed build resumes;
+                       default: inside the work directory
+SM75_CCACHE_DIR        the compiler cache; default: inside SM75_NATIVE_DIR
+SM75_TOOLCHAIN_DIGEST  identifies the compilers to the cache; default: their --version
+SM75_JOBS              compile jobs; default: from cores and memory
+SM75_RUST              prebuilt, source or none
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import csv
+import email.parser
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+EXTENSIONS = ("spinloop", "fs_io_C", "cumem_allocator", "_moe_C_stable_libtorch",
+              "_C_stable_libtorch")  # fmt: skip
+# The sdist's inputs of CMake. A change elsewhere in the tree compiles nothing again.
+NATIVE_INPUTS = ("CMakeLists.txt", "cmake", "csrc", "LICENSE")
+# Libraries that CMake's find step asks for and that the kernels do not link (CUDA), or whose
+# symbols are resolved by the target's own torch when it loads them: a stub with the right soname
+# records the dependency, which is all that linking a shared library needs.
+CUDA_STUBS = {"cublas": 13, "cublasLt": 13, "cufft": 12, "cusparse": 12, "cusolver": 12,
+              "curand": 10, "nvrtc": 13, "nvJitLink": 13}  # fmt: skip
+TORCH_STUBS = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_nvshmem",
+               "torch_cuda_linalg", "torch_global_deps", "caffe2_nvrtc", "shm")  # fmt: skip
+# Resident memory of one nvcc job of these sources, GiB: 2.1 at most, measured on x86-64 with nvcc
+# 13.2 (benchmarks/build_time.py); plus headroom.
+GIB_PER_JOB = 2.5
+
+
+def main() -> None:
+    """Build and install; any failing step ends the script with its message."""
+    src = Path(os.environ["SRC_DIR"])
+    tree = src / "vllm-src"
+    native = Path(os.environ.get("SM75_NATIVE_DIR") or src / "native")
+    site = Path(os.environ["SP_DIR"])
+    step("patch")
+    if not (tree / ".sm75-patched").exists():
+        run([sys.executable, "-m", "sm75.patching", "apply",
+             "--series", str(src / "patches"), "--tree", str(tree)],
+            env={**os.environ, "PYTHONPATH": str(src / "lib")})  # fmt: skip
+        (tree / ".sm75-patched").touch()
+    step("toolkit")
+    prepare_sources(tree, native)
+    toolkit = Toolkit(native, target_platform())
+    toolkit.prepare()
+    step("configure")
+    configure(native, toolkit)
+    step("compile")
+    compile_extensions(native, toolkit)
+    step("install")
+    install_extensions(native, toolkit, site)
+    install_python(tree, site)
+    install_rust(site)
+    install_metadata(tree, site)
+
+
+def step(name: str) -> None:
+    """Say which step begins, in a form that the orchestrator reads."""
+    print(f"sm75: step {name}", flush=True)
+
+
+def run(command: list[str], *, env: Mapping[str, str] | None = None) -> None:
+    """Run a command; exit with its code when it fails."""
+    done = subprocess.run(command, env=env, check=False)
+    if done.returncode:
+        sys.exit(f"sm75: {Path(command[0]).name} failed with exit code {done.returncode}")
+
+
+def target_platform() -> str:
+    """The conda subdir that is built for."""
+    return os.environ["target_platform"]
+
+
+def prepare_sources(tree: Path, native: Path) -> None:
+    """Give the native build a copy of its inputs that outlives the work directory."""
+    copy, done = native / "src", native / "src.complete"
+    if done.exists():
+        return
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    for name in NATIVE_INPUTS:
+        source = tree / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, symlinks=True)
+        else:
+            shutil.copy2(source, copy / name)
+    done.touch()
+
+
+class Toolkit:
+    """The CUDA toolkit, torch and Python as CMake wants to find them, below the native directory.
+
+    Everything the compilers see is addressed below this one directory, so that the compiler cache
+    and the objects do not depend on where it is.
+    """
+
+    def __init__(self, native: Path, target: str) -> None:
+        self.native = native
+        self.target = target
+        self.triplet = {"linux-aarch64": "sbsa-linux", "linux-64": "x86_64-linux"}[target]
+        self.build = Path(os.environ["BUILD_PREFIX"])
+        self.host = Path(os.environ["PREFIX"])
+        self.cuda = native / "cuda"
+        self.torch = native / "torch"
+        self.shim = native / "shim"
+        self.cc = os.environ["CC"]
+        self.cxx = os.environ["CXX"]
+
+    def prepare(self) -> None:
+        """Lay everything out, unless that is done already."""
+        for name, prefix in (("host", self.host), ("tools", self.build)):
+            link(self.native / name, str(prefix))
+        done = self.native / "toolkit.complete"
+        if done.exists():
+            return
+        for directory in (self.cuda, self.torch, self.shim):
+            shutil.rmtree(directory, ignore_errors=True)
+        self._cuda()
+        self._torch()
+        done.touch()
+
+    def _cuda(self) -> None:
+        include, lib = (self.cuda / "targets" / self.triplet / kind for kind in ("include", "lib"))
+        nvcc = self.build / "bin"
+        (self.cuda / "bin").mkdir(parents=True)
+        for name in ("nvcc", "nvcc.profile", "cudafe++", "fatbinary", "ptxas", "nvlink", "bin2c",
+                     "__nvcc_device_query", "crt"):  # fmt: skip
+            copy(nvcc / name, self.cuda / "bin" / name)
+        link(self.cuda / "nvvm", "../tools/nvvm")
+        for prefix in (self.host, self.build):
+            for kind, directory in (("include", include), ("lib", lib)):
+                source = prefix / "targets" / self.triplet / kind
+                if source.is_dir():
+                    shutil.copytree(source, directory, symlinks=True, dirs_exist_ok=True)
+        for name in ("aarch64-linux",) if self.triplet == "sbsa-linux" else ():
+            link(self.cuda / "targets" / name, self.triplet)
+        for kind in ("include", "lib"):
+            link(self.cuda / kind, f"targets/{self.triplet}/{kind}")
+        link(self.cuda / "lib64", "lib")
+        (lib / "stubs").mkdir(parents=True, exist_ok=True)
+        self._stub(lib / "stubs" / "libcuda.so", "libcuda.so.1")
+        for name, version in CUDA_STUBS.items():
+            self._stub(lib / f"lib{name}.so", f"lib{name}.so.{version}")
+
+    def _torch(self) -> None:
+        source = "../host/share/torch-dev/torch"
+        (self.torch / "lib").mkdir(parents=True)
+        link(self.torch / "include", f"{source}/include")
+        link(self.torch / "share", f"{source}/share")
+        for name in TORCH_STUBS:
+            self._stub(self.torch / "lib" / f"lib{name}.so", f"lib{name}.so")
+        # vLLM's CMake imports torch on the build machine for two values. The target's torch cannot
+        # run there, so a module of that name gives them, read from its own source.
+        real = self.host / "share" / "torch-dev" / "torch"
+        flags = literal(real / "utils" / "cpp_extension.py", "COMMON_NVCC_FLAGS")
+        package = self.shim / "torch"
+        (package / "utils").mkdir(parents=True)
+        (package / "__init__.py").write_text("from . import utils\n")
+        (package / "utils" / "__init__.py").write_text(
+            f"cmake_prefix_path = {str(self.torch / 'share' / 'cmake')!r}\n"
+        )
+        (package / "utils" / "cpp_extension.py").write_text(f"COMMON_NVCC_FLAGS = {flags!r}\n")
+
+    def _stub(self, path: Path, soname: str) -> None:
+        if path.exists():
+            return
+        run([self.cc, "-x", "c", "-shared", "-nostdlib", f"-Wl,-soname,{soname}",
+             "-Wl,--build-id=none", "-o", str(path), os.devnull])  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """The environment of CMake, ninja and the compilers."""
+        env = dict(os.environ)
+        # Flags of the user's or of an activation script must not change what is built.
+        for name in ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS", "NVCC_APPEND_FLAGS",
+                     "NVCC_PREPEND_FLAGS", "CMAKE_ARGS", "VLLM_CUTLASS_SRC_DIR"):  # fmt: skip
+            env.pop(name, None)
+        cache = os.environ.get("SM75_CCACHE_DIR") or str(self.native / "ccache")
+        digest = os.environ.get("SM75_TOOLCHAIN_DIGEST")
+        env |= {
+            "PATH": f"{self.cuda / 'bin'}{os.pathsep}{env['PATH']}",
+            "PYTHONPATH": str(self.shim),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CUDA_HOME": str(self.cuda),
+            "CUDA_TOOLKIT_ROOT": str(self.cuda),
+            "CUDACXX": str(self.cuda / "bin" / "nvcc"),
+            "TORCH_CUDA_ARCH_LIST": "7.5",
+            "SOURCE_DATE_EPOCH": "1704067200",
+            "CCACHE_DIR": cache,
+            "CCACHE_BASEDIR": str(self.native),
+            "CCACHE_NOHASHDIR": "1",
+            "CCACHE_COMPILERCHECK": f"string:{digest}" if digest else "%compiler% --version",
+            # The headers were just unpacked; their dates say nothing.
+            "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
+            "CCACHE_MAXSIZE": "5G",
+        }
+        return env
+
+
+def literal(module: Path, name: str) -> list[str]:
+    """The value of a literal assignment in a Python source file."""
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.Assign) and [t.id for t in node.targets if isinstance(t, ast.Name)] == [name]:  # fmt: skip  # noqa: E501
+            return list(ast.literal_eval(node.value))
+    sys.exit(f"sm75: {module} no longer assigns {name}")
+
+
+def link(path: Path, target: str) -> None:
+    """Make or renew a symbolic link."""
+    if path.is_symlink() and str(path.readlink()) == target:
+        return
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def copy(source: Path, destination: Path) -> None:
+    """Copy a file or directory; one that the toolkit lacks is left out."""
+    if source.is_dir():
+        shutil.copytree(source, destination)
+    elif source.exists():
+        shutil.copy2(source, destination)
+
+
+def configure(native: Path, toolkit: Toolkit) -> None:
+    """Run CMake, unless its result is there."""
+    if (native / "build" / "build.ninja").exists():
+        return
+    shutil.rmtree(native / "build", ignore_errors=True)
+    processor = {"linux-aarch64": "aarch64", "linux-64": "x86_64"}[toolkit.target]
+    crossing = os.environ["build_platform"] != toolkit.target
+    headers = next((toolkit.host / "include").glob("python3.*"))
+    cutlass = native / "host" / "share" / "cutlass"
+    defines = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_COMPILER": toolkit.cxx,
+        "CMAKE_C_COMPILER": toolkit.cc,
+        "CMAKE_CUDA_COMPILER": str(toolkit.cuda / "bin" / "nvcc"),
+        "CMAKE_CUDA_HOST_COMPILER": toolkit.cxx,
+        # One CUDA runtime in the process: the one that torch has loaded.
+        "CMAKE_CUDA_RUNTIME_LIBRARY": "Shared",
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_SKIP_RPATH": "ON",
+        "CUDAToolkit_ROOT": str(toolkit.cuda),
+        "VLLM_TARGET_DEVICE": "cuda",
+        "VLLM_PYTHON_EXECUTABLE": sys.executable,
+        "Python_INCLUDE_DIR": str(native / "host" / "include" / headers.name),
+        "VLLM_CUTLASS_SRC_DIR": str(cutlass),
+        "CUTLASS_INCLUDE_DIR": str(cutlass / "include"),
+        "CUTLASS_TOOLS_UTIL_INCLUDE_DIR": str(cutlass / "tools" / "util" / "include"),
+        "FETCHCONTENT_BASE_DIR": str(native / "deps"),
+        "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+    }
+    if crossing:
+        defines |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": processor}
+    run(
+        ["cmake", "-G", "Ninja", "-S", str(native / "src"), "-B", str(native / "build"),
+         *(f"-D{name}={value}" for name, value in defines.items())],
+        env=toolkit.environment(),
+    )  # fmt: skip
+
+
+def jobs() -> int:
+    """How many sources to compile at once: one a core, as far as the memory goes."""
+    if os.environ.get("SM75_JOBS"):
+        return int(os.environ["SM75_JOBS"])
+    available = 0.0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) / 1024**2
+    cores = int(os.environ.get("CPU_COUNT") or os.cpu_count() or 1)
+    return max(1, min(cores, int(available / GIB_PER_JOB)))
+
+
+def compile_extensions(native: Path, toolkit: Toolkit) -> None:
+    """Run ninja; its status lines carry what a progress bar needs."""
+    run(
+        ["ninja", "-C", str(native / "build"), f"-j{jobs()}", *EXTENSIONS],
+        env={**toolkit.environment(), "NINJA_STATUS": "sm75: [%f/%t] "},
+    )
+
+
+def install_extensions(native: Path, toolkit: Toolkit, site: Path) -> None:
+    """Install the extensions, stripped of symbols that only a debugger reads."""
+    for name in EXTENSIONS:
+        run(["cmake", "--install", str(native / "build"), "--prefix", str(site),
+             "--component", name], env=toolkit.environment())  # fmt: skip
+    for path in sorted((site / "vllm").glob("*.so")):
+        run([os.environ.get("STRIP", "strip"), "--strip-unneeded", str(path)])
+
+
+def install_python(tree: Path, site: Path) -> None:
+    """Install vLLM's Python files and their data."""
+    shutil.copytree(
+        tree / "vllm", site / "vllm", dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+    )  # fmt: skip
+
+
+def install_rust(site: Path) -> None:
+    """Install the Rust frontend, or say that there is none."""
+    mode = os.environ["SM75_RUST"]
+    if mode == "prebuilt":
+        binary = site / "vllm" / "vllm-rs"
+        shutil.copy2(Path(os.environ["PREFIX"]) / "share" / "vllm-rs" / "vllm-rs", binary)
+        binary.chmod(0o755)
+    elif mode != "none":
+        sys.exit(f"sm75: rust_frontend {mode!r} cannot be built with this toolchain")
+    print(f"sm75: Rust frontend: {mode}", flush=True)
+
+
+def install_metadata(tree: Path, site: Path) -> None:
+    """Write the dist-info directory: ``importlib.metadata.version("vllm")`` and the plugins need it."""
+    text = (tree / "PKG-INFO").read_text()
+    metadata = email.parser.HeaderParser().parsestr(text)
+    version = metadata["Version"]
+    info = site / f"vllm-{version}.dist-info"
+    (info / "licenses").mkdir(parents=True)
+    # Upstream pins the torch that its own wheels are built against. These kernels use torch's
+    # stable ABI of 2.11, so that every later one serves.
+    text = re.sub(r"(?m)^Requires-Dist: torch==\S+", "Requires-Dist: torch>=2.11", text)
+    text = re.sub(r"(?m)^Requires-Dist: (torchvision|torchaudio)==\S+", r"Requires-Dist: \1", text)
+    (info / "METADATA").write_text(text)
+    (info / "WHEEL").write_text(
+        "Wheel-Version: 1.0\nGenerator: vllm-sm75\nRoot-Is-Purelib: false\n"
+        f"Tag: cp311-abi3-{target_platform().replace('-', '_')}\n"
+    )
+    (info / "INSTALLER").write_text("conda\n")
+    shutil.copy2(tree / "vllm.egg-info" / "entry_points.txt", info / "entry_points.txt")
+    shutil.copy2(tree / "LICENSE", info / "licenses" / "LICENSE")
+    (info / "sm75.json").write_text(
+        json.dumps({"arches": ["7.5"], "rust_frontend": os.environ["SM75_RUST"]}, indent=2) + "\n"
+    )
+    record = io.StringIO()
+    writer = csv.writer(record, lineterminator="\n")
+    for path in files((site / "vllm", info)):
+        data = path.read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow([path.relative_to(site).as_posix(), f"sha256={digest}", len(data)])
+    writer.writerow([f"{info.name}/RECORD", "", ""])
+    (info / "RECORD").write_text(record.getvalue())
+
+
+def files(roots: Iterable[Path]) -> list[Path]:
+    """All files below some directories, sorted."""
+    return sorted(path for root in roots for path in root.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    main()
