@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import lzma
 import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,14 @@ from sm75.errors import ChannelError, UsageError
 _CHUNK = 1 << 20  # bytes a copy step
 _TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _ZIP_ENDINGS = (".whl", ".zip")
+_DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zstandard.ZstdError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+)
 
 
 @dataclass(kw_only=True)
@@ -44,17 +54,22 @@ class Member:
 
     name: str
     size: int
+    _archive: str = field(repr=False)
     _open: Callable[[], IO[bytes]] = field(repr=False)
     _scratch: Path = field(repr=False)
     _disk: Path | None = field(default=None, repr=False)
     _bytes: bytes | None = field(default=None, repr=False)
 
     def read(self) -> bytes:
-        """Return all its bytes (meant for small text members)."""
+        """Return all its bytes (meant for small text members).
+
+        Raises:
+            ChannelError: The archive is damaged there.
+        """
         if self._disk is not None:
             return self._disk.read_bytes()
         if self._bytes is None:  # a streamed member can be read only once
-            with self._open() as source:
+            with _readable(self._archive), self._open() as source:
                 self._bytes = source.read()
         return self._bytes
 
@@ -62,15 +77,19 @@ class Member:
         """Return a file on disk with its bytes and its base name; do not write to it.
 
         Raises:
+            ChannelError: The archive is damaged there.
             DiskError: The temporary directory is full.
         """
         if self._disk is None:
             # A name of ours, plus the base name: nothing an archive says can lead elsewhere.
             target = self._scratch / self.name.rpartition("/")[2]
-            with disk_errors(target), target.open("wb") as out:
-                source = io.BytesIO(self._bytes) if self._bytes is not None else self._open()
-                with source:
-                    shutil.copyfileobj(source, out, _CHUNK)
+            with (
+                disk_errors(target),
+                _readable(self._archive),
+                target.open("wb") as out,
+                io.BytesIO(self._bytes) if self._bytes is not None else self._open() as source,
+            ):
+                shutil.copyfileobj(source, out, _CHUNK)
             self._disk = target
         return self._disk
 
@@ -119,14 +138,21 @@ def walk(source: Path, *, want: Callable[[str], bool] | None = None) -> Iterator
         raise UsageError(
             f"there is no {source}", fix="give a .conda, a wheel, a tar archive or a directory"
         )
-    with tempfile.TemporaryDirectory(prefix="sm75-") as scratch, _readable(source):
+    with tempfile.TemporaryDirectory(prefix="sm75-") as scratch, _readable(source.name):
         for number, (name, size, opener, disk) in enumerate(_entries(source)):
             check_name(name, source.name)
             if want is not None and not want(name):
                 continue
             place = Path(scratch) / str(number)
             place.mkdir()
-            yield Member(name=name, size=size, _open=opener, _scratch=place, _disk=disk)
+            yield Member(
+                name=name,
+                size=size,
+                _archive=source.name,
+                _open=opener,
+                _scratch=place,
+                _disk=disk,
+            )
             shutil.rmtree(place)
 
 
@@ -198,13 +224,15 @@ def _tar(source: Path) -> Iterator[_Entry]:
 
 
 @contextlib.contextmanager
-def _readable(source: Path) -> Iterator[None]:
+def _readable(archive: str) -> Iterator[None]:
     """Say which archive is damaged instead of how the library failed."""
     try:
         yield
-    except (zipfile.BadZipFile, tarfile.TarError, zstandard.ZstdError, EOFError) as err:
+    except (*_DAMAGE, OSError) as err:
+        if isinstance(err, OSError) and err.errno is not None:
+            raise  # the disk's fault; bz2 and gzip report bad data as an OSError without number
         raise ChannelError(
-            f"{source.name} is damaged or not what its name says",
+            f"{archive} is damaged or not what its name says",
             why=str(err) or type(err).__name__,
             fix="get the file again and compare its sha256",
         ) from err

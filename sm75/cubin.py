@@ -84,6 +84,11 @@ def capability(arch: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def arch_key(arch: str) -> tuple[int, int, str]:
+    """Sort key of ``sm_90a`` and the like, by capability."""
+    return (*capability(arch), arch)
+
+
 def runs_on(code: DeviceCode, gpu: str = "sm_75") -> bool:
     """Whether the driver can run ``code`` on a GPU of architecture ``gpu``.
 

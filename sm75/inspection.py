@@ -176,14 +176,9 @@ def judge(library: LibraryReport, contract: Target) -> LibraryReport:
     )
 
 
-def arch_key(arch: str) -> tuple[int, int, str]:
-    """Sort key of ``sm_90a`` and the like, by capability."""
-    return (*cubin.capability(arch), arch)
-
-
 def _count(codes: tuple[DeviceCode, ...], kind: str) -> dict[str, int]:
     counts = Counter(code.arch for code in codes if code.kind == kind)
-    return {arch: counts[arch] for arch in sorted(counts, key=arch_key)}
+    return {arch: counts[arch] for arch in sorted(counts, key=cubin.arch_key)}
 
 
 def _faults(report: LibraryReport, contract: Target) -> list[str]:
@@ -216,8 +211,11 @@ def _faults(report: LibraryReport, contract: Target) -> list[str]:
 
 
 def _carried(report: LibraryReport) -> str:
-    parts = [f"SASS for {', '.join(report.sass)}"] if report.sass else ["no SASS"]
-    parts += [f"PTX for {', '.join(report.ptx)}"] if report.ptx else []
+    sass, ptx = (
+        ", ".join(sorted(counts, key=cubin.arch_key)) for counts in (report.sass, report.ptx)
+    )
+    parts = [f"SASS for {sass}"] if sass else ["no SASS"]
+    parts += [f"PTX for {ptx}"] if ptx else []
     parts += [", ".join(report.other)] if report.other else []
     return "it has " + " and ".join(parts)
 

@@ -18,7 +18,7 @@ from sm75.elf import Abi3Facts, ElfFacts, audit_abi3, is_elf, read_elf
 # Absolute paths of places where software is built and never installed. Looked for in libraries,
 # in their unpacked device code and in dist-info; not in Python sources, which name /tmp rightly.
 _BUILD_PLACE = re.compile(
-    rb"(?<![\w./~:$@{}%-])/(?:home|root|tmp|var/tmp|work|workspace|build|builds|mnt|src|opt|data"
+    rb"(?:(?<![\w./~:$@{}%-])|(?<=file://)|(?<=-[IL]))/(?:home|root|tmp|var/tmp|work|workspace|build|builds|mnt|src|opt|data"
     rb"|github|__w|conda|croot|feedstock_root)/[\x21-\x7e]{2,160}"
 )
 # What conda's builders put for the prefix until a package is installed.

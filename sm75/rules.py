@@ -169,7 +169,7 @@ def _sass(facts: PackageFacts, policy: Policy) -> Finding:
     for lib in facts.libraries:
         counts = Counter(code.arch for code in lib.codes if code.kind == "sass")
         total += counts[policy.arch]
-        wrong = {arch: count for arch, count in sorted(counts.items()) if arch != policy.arch}
+        wrong = sorted(counts.keys() - {policy.arch}, key=cubin.arch_key)
         if wrong:
             faults.append(f"{lib.name} has code for {', '.join(wrong)}")
         if _extension(lib) in DEVICE_EXTENSIONS and not counts[policy.arch]:
