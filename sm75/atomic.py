@@ -52,6 +52,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from err
 
 
+def is_disk_error(error: OSError) -> bool:
+    """Whether an error is the disk's, or that of its permissions."""
+    return error.errno in _DISK_ERRNOS
+
+
 def fsync_dir(directory: Path) -> None:
     """Make renames inside ``directory`` durable.
 

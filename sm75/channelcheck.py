@@ -169,3 +169,31 @@ def verify_channel(channel: Path) -> list[Problem]:
         except ChannelError as err:
             found.add(Problem(path=subdir.name, kind="altered", detail=err.what))
     return sorted(found)
+
+
+def holds(channel: Path, rel: str) -> bool:
+    """Whether a channel has one package, indexed and undamaged.
+
+    Args:
+        channel: Channel root.
+        rel: ``subdir/file``.
+
+    Raises:
+        ChannelError: It is there, but its bytes are not those that the index names.
+    """
+    subdir, _, name = rel.partition("/")
+    try:
+        index = json.loads((channel / subdir / REPODATA).read_bytes())
+        record = index["packages.conda"].get(name)
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+    if record is None or not (channel / rel).is_file():
+        return False
+    digest = sha256_file(channel / rel)
+    if digest != record.get("sha256"):
+        raise ChannelError(
+            f"{channel / rel} is damaged",
+            why=f"its sha256 is {digest}, the index says {record.get('sha256')}",
+            fix=f"remove {channel / rel} and run the same command again",
+        )
+    return True

@@ -238,8 +238,8 @@ class TargetContract(_Record, frozen=True, kw_only=True):
         torch_arches: Arch list that torch was compiled for (``sm_75`` ...).
         cuda: CUDA version of that torch.
         python: Python minors (``3.12``); empty: not known.
-        glibc: glibc version.
-        driver: NVIDIA driver version.
+        glibc: glibc version; empty: not known.
+        driver: NVIDIA driver version; empty: not known.
         path: Directory of the environment that holds torch.
         standing: ``seen`` on a real machine, or ``published`` by its maker.
         sources: Where the facts come from.
@@ -250,8 +250,8 @@ class TargetContract(_Record, frozen=True, kw_only=True):
     torch_arches: tuple[Text, ...]
     cuda: Text
     python: tuple[Text, ...]
-    glibc: Text
-    driver: Text
+    glibc: str
+    driver: str
     path: Text
     standing: Literal["published", "seen"]
     sources: tuple[Text, ...]

@@ -87,7 +87,7 @@ def run(command: list[str], *, env: Mapping[str, str] | None = None) -> None:
 
 def target_platform() -> str:
     """The conda subdir that is built for."""
-    return os.environ["target_platform"]
+    return os.environ["target_platform"]  # noqa: SIM112 (conda's name)
 
 
 def prepare_sources(tree: Path, native: Path) -> None:
@@ -246,7 +246,7 @@ def configure(native: Path, toolkit: Toolkit) -> None:
         return
     shutil.rmtree(native / "build", ignore_errors=True)
     processor = {"linux-aarch64": "aarch64", "linux-64": "x86_64"}[toolkit.target]
-    crossing = os.environ["build_platform"] != toolkit.target
+    crossing = os.environ["build_platform"] != toolkit.target  # noqa: SIM112
     headers = next((toolkit.host / "include").glob("python3.*"))
     cutlass = native / "host" / "share" / "cutlass"
     defines = {
@@ -329,7 +329,7 @@ def install_rust(site: Path) -> None:
 
 
 def install_metadata(tree: Path, site: Path) -> None:
-    """Write the dist-info directory: ``importlib.metadata.version("vllm")`` and the plugins need it."""
+    """Write the dist-info directory, which ``importlib.metadata`` and vLLM's plugins read."""
     text = (tree / "PKG-INFO").read_text()
     metadata = email.parser.HeaderParser().parsestr(text)
     version = metadata["Version"]

@@ -36,6 +36,11 @@ class Provider(Protocol):
     def describe(self) -> str:
         """Say in one line what it is and what it needs."""
 
+    def identity(
+        self, lock: ReleaseLock, build_platform: str, target_platform: str
+    ) -> dict[str, str]:
+        """Give everything that decides what is built, for the input hash and the provenance."""
+
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
     ) -> list[str]:

@@ -1,4 +1,4 @@
-"""The ``bootstrap`` toolchain: a local channel made of the lock's wheels and of the system's compiler.
+"""The ``bootstrap`` toolchain: a local channel of the lock's wheels and the system's compiler.
 
 Its packages carry the names that conda-forge uses wherever conda-forge has them, so that the recipe
 does not know which provider it is built with.
@@ -19,7 +19,7 @@ from sm75.lockfile import Artifact, ReleaseLock, artifacts_for
 from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.toolchain import host
-from sm75.wheels import Options, convert_with
+from sm75.wheels import CONVERTER_VERSION, Options, convert_with
 
 # Raise it when the same inputs would give other packages.
 LAYOUT_VERSION = 1
@@ -101,62 +101,107 @@ COMPONENTS: dict[str, Component] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bootstrap:
     """The provider: what the system contributes, and the channel to make.
 
-    Attributes:
-        build_platform: Where the tools run.
-        target_platform: What they build for.
-        compiler: The system's compiler for the target.
-        headers: The Python headers.
+    Args:
+        directory: Where channels are made; each is named by the digest of what it is made of.
+        reporter: Shows progress.
+        install: Whether a missing compiler may be installed (Debian and Ubuntu, as root).
     """
+
+    name = "bootstrap"
+
+    def __init__(self, directory: Path, reporter: Reporter, *, install: bool = True) -> None:
+        self.directory = directory
+        self.reporter = reporter
+        self.install = install
+
+    def describe(self) -> str:
+        """Say in one line what it is and what it needs."""
+        return "bootstrap: tools from the lock's wheels, the system's GCC and Python headers"
+
+    def identity(
+        self, lock: ReleaseLock, build_platform: str, target_platform: str
+    ) -> dict[str, str]:
+        """Everything that decides what is built, for the input hash and the provenance.
+
+        Raises:
+            ToolchainError: A compiler or the Python headers are missing or unsuitable.
+        """
+        return self._system(build_platform, target_platform).facts()
+
+    def channels(
+        self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
+    ) -> list[str]:
+        """Make the channel, unless it is there already.
+
+        Args:
+            lock: The release lock; its artifacts must be in the store.
+            store: The store.
+            build_platform: Conda subdir of this machine.
+            target_platform: Conda subdir of the package.
+
+        Returns:
+            Its URL.
+
+        Raises:
+            FetchError: An artifact is not in the store.
+            ToolchainError: A compiler or the Python headers are missing or unsuitable.
+            ChannelError: A wheel does not have the layout that it is expected to have.
+            DiskError: The channel cannot be written.
+        """
+        system = self._system(build_platform, target_platform)
+        artifacts = system.artifacts(lock)
+        inputs = {
+            "layout": LAYOUT_VERSION,
+            "converter": CONVERTER_VERSION,
+            "artifacts": sorted(a.stored_sha256 for a in artifacts),
+            **system.facts(),
+        }
+        key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+        final = self.directory / key
+        if not (final / "noarch" / "repodata.json").is_file():
+            with atomic.directory(final) as scratch:
+                task = self.reporter.task("toolchain", len(artifacts), "packages")
+                for artifact in artifacts:
+                    system.convert(artifact, store.get(artifact), scratch)
+                    task.advance(1)
+                system.write_adapters(scratch)
+                channel.index(scratch)
+                task.done()
+        return [final.absolute().as_uri()]
+
+    def _system(self, build_platform: str, target_platform: str) -> _System:
+        return _System(
+            build_platform=build_platform,
+            target_platform=target_platform,
+            compiler=host.find_compiler(target_platform, install=self.install),
+            headers=host.python_headers(install=self.install),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _System:
+    """A pair of platforms, and what this machine has for it."""
 
     build_platform: str
     target_platform: str
     compiler: host.Compiler
     headers: host.PythonHeaders
 
-    name = "bootstrap"
-
-    @classmethod
-    def detect(
-        cls, build_platform: str, target_platform: str, *, install: bool = True
-    ) -> Bootstrap:
-        """Look at the system.
-
-        Raises:
-            ToolchainError: A compiler or the Python headers are missing or unsuitable.
-        """
-        return cls(
-            build_platform=build_platform,
-            target_platform=target_platform,
-            compiler=host.find_compiler(target_platform, install=install),
-            headers=host.python_headers(install=install),
-        )
-
-    def describe(self) -> dict[str, str]:
-        """Facts for provenance: what the system contributes."""
+    def facts(self) -> dict[str, str]:
         return {
-            "provider": self.name,
+            "provider": Bootstrap.name,
+            "build_platform": self.build_platform,
+            "target_platform": self.target_platform,
             "compiler": f"{self.compiler.cxx.name} {self.compiler.version}",
             "compiler_digest": self.compiler.digest,
             "python_headers": self.headers.version,
             "python_headers_digest": self.headers.digest,
         }
 
-    def digest(self, lock: ReleaseLock) -> str:
-        """sha256 over everything that the channel is made of."""
-        inputs = {
-            "layout": LAYOUT_VERSION,
-            "build": self.build_platform,
-            "target": self.target_platform,
-            "artifacts": sorted(a.stored_sha256 for a in self._artifacts(lock)),
-            **self.describe(),
-        }
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-    def _artifacts(self, lock: ReleaseLock) -> list[Artifact]:
+    def artifacts(self, lock: ReleaseLock) -> list[Artifact]:
         wanted = artifacts_for(lock, self.build_platform, "prebuilt")
         return [a for a in wanted if self._key(a) in COMPONENTS and self._fits(a)]
 
@@ -174,40 +219,7 @@ class Bootstrap:
     def _python(self) -> str:
         return ".".join(self.headers.version.split(".")[:2])
 
-    def make_channel(
-        self, lock: ReleaseLock, store: Store, directory: Path, reporter: Reporter
-    ) -> Path:
-        """Make the channel, unless it is there already.
-
-        Args:
-            lock: The release lock; its artifacts must be in the store.
-            store: The store.
-            directory: Where channels are made; this one gets a subdirectory named by its digest.
-            reporter: Shows progress.
-
-        Returns:
-            The channel's root.
-
-        Raises:
-            FetchError: An artifact is not in the store.
-            ChannelError: A wheel does not have the layout that it is expected to have.
-            DiskError: The channel cannot be written.
-        """
-        final = directory / self.digest(lock)[:16]
-        if (final / "noarch" / "repodata.json").is_file():
-            return final
-        with atomic.directory(final) as scratch:
-            artifacts = self._artifacts(lock)
-            task = reporter.task("toolchain", len(artifacts), "packages")
-            for artifact in artifacts:
-                self._convert(artifact, store.get(artifact), scratch)
-                task.advance(1)
-            self._write_adapters(scratch)
-            channel.index(scratch)
-            task.done()
-        return final
-
-    def _convert(self, artifact: Artifact, wheel: Path, out: Path) -> None:
+    def convert(self, artifact: Artifact, wheel: Path, out: Path) -> None:
         component = COMPONENTS[self._key(artifact)]
         if component.side == "python":
             convert_with(wheel, out, Options(subdir=self.build_platform, python=self._python))
@@ -225,7 +237,7 @@ class Bootstrap:
             ),
         )
 
-    def _write_adapters(self, out: Path) -> None:
+    def write_adapters(self, out: Path) -> None:
         compiler, python = self.compiler, self._python
         activate = "".join(
             f"export {key}={shlex.quote(str(value))}\n"
@@ -260,49 +272,42 @@ class Bootstrap:
             depends=["cuda-nvcc-tools", "cuda-nvvm-tools"],
             about={"summary": "nvcc and what it runs"},
         )
-        interpreter = host.base_python()
-        # Started under a name inside the prefix, CPython takes pyvenv.cfg there for its own, as in
-        # any virtual environment.
-        wrapper = f'#!/bin/bash\nexec -a "${{BASH_SOURCE[0]}}" {shlex.quote(str(interpreter))} "$@"\n'
-        config = f"home = {interpreter.parent}\ninclude-system-site-packages = false\n"
-        write_conda(
-            out,
-            name="python",
-            version=self.headers.version,
-            build=f"system_{self.headers.digest[:8]}_cpython",
-            subdir=self.build_platform,
-            files={
-                f"bin/python{python}": FileSource.from_bytes(wrapper.encode(), executable=True),
-                "bin/python": FileSource.symlink(f"python{python}"),
-                "bin/python3": FileSource.symlink(f"python{python}"),
-                "pyvenv.cfg": FileSource.from_bytes(config.encode()),
-                f"lib/python{python}/site-packages/README": FileSource.from_bytes(b""),
-            },
-            about={"summary": "adapter for the system's Python"},
-        )
-        if self.target_platform != self.build_platform:
-            # Only its version counts: it says where Python packages go.
+        headers = {
+            f"include/python{python}/{name}": FileSource.from_bytes(data)
+            for name, data in self.headers.files.items()
+        }
+        crossing = self.target_platform != self.build_platform
+        # The headers serve the stable ABI, whatever Python the package is installed with.
+        for subdir, files in (
+            ((self.build_platform, self._interpreter()), (self.target_platform, headers))
+            if crossing
+            else ((self.build_platform, {**self._interpreter(), **headers}),)
+        ):
             write_conda(
                 out,
                 name="python",
                 version=self.headers.version,
-                build="0_cpython",
-                subdir=self.target_platform,
-                files={},
-                about={"summary": "stands for the target's Python while cross-building"},
+                build=f"system_{self.headers.digest[:8]}_cpython",
+                subdir=subdir,
+                files=files,
+                about={"summary": "adapter for the system's Python"},
             )
-        write_conda(
-            out,
-            name="python-headers",
-            version=self.headers.version,
-            build=self.headers.digest[:8],
-            subdir=self.target_platform,
-            files={
-                f"include/python{python}/{name}": FileSource.from_bytes(data)
-                for name, data in self.headers.files.items()
-            },
-            about={"summary": "C headers of Python, for extensions of the stable ABI"},
+
+    def _interpreter(self) -> dict[str, FileSource]:
+        interpreter, python = host.base_python(), self._python
+        # Started under a name inside the prefix, CPython takes pyvenv.cfg there for its own, as in
+        # any virtual environment.
+        wrapper = (
+            f'#!/bin/bash\nexec -a "${{BASH_SOURCE[0]}}" {shlex.quote(str(interpreter))} "$@"\n'
         )
+        config = f"home = {interpreter.parent}\ninclude-system-site-packages = false\n"
+        return {
+            f"bin/python{python}": FileSource.from_bytes(wrapper.encode(), executable=True),
+            "bin/python": FileSource.symlink(f"python{python}"),
+            "bin/python3": FileSource.symlink(f"python{python}"),
+            "pyvenv.cfg": FileSource.from_bytes(config.encode()),
+            f"lib/python{python}/site-packages/README": FileSource.from_bytes(b""),
+        }
 
     def _nvcc_version(self, out: Path) -> str:
         package = next((out / self.build_platform).glob("cuda-nvcc-tools-*.conda"))

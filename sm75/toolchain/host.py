@@ -206,9 +206,7 @@ def python_headers(*, install: bool = True) -> PythonHeaders:
     digest = hashlib.sha256()
     for name, data in files.items():
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return PythonHeaders(
-        files=files, version=platform.python_version(), digest=digest.hexdigest()
-    )
+    return PythonHeaders(files=files, version=platform.python_version(), digest=digest.hexdigest())
 
 
 def base_python() -> Path:

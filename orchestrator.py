@@ -1,0 +1,424 @@
+#!/usr/bin/env python3
+"""The command line of vllm-sm75. Everything it does is in the package ``sm75``.
+
+Any python3 >= 3.11 starts it; it makes ``.venv`` from ``lock/tools.txt`` and goes on there.
+Exit codes are those of ``sm75/errors.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from sm75 import venv  # noqa: E402
+
+if __name__ == "__main__":
+    venv.ensure(ROOT, dev=bool({"test", "lint"} & set(sys.argv[1:2])))
+
+import json  # noqa: E402
+import os  # noqa: E402
+import subprocess  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import TYPE_CHECKING, Any, TypeVar  # noqa: E402
+
+import click  # noqa: E402
+
+from sm75 import __version__  # noqa: E402
+from sm75.errors import CheckFailed, Sm75Error, UsageError  # noqa: E402
+
+if TYPE_CHECKING:
+    from sm75.lockfile import ReleaseLock
+    from sm75.progress import Reporter
+    from sm75.store import Store
+    from sm75.toolchain import Provider
+
+# Imports below are made inside the commands: a start must cost less than 0.3 s.
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path)
+
+
+def _shared(*names: str) -> Callable[[_Command], _Command]:
+    """The options that several commands have."""
+    options = {
+        "release": click.option(
+            "--release", help="vLLM release; default: the one lock/default names."
+        ),
+        "store": click.option(
+            "--store", type=_FILE, envvar="SM75_STORE",
+            help="Where fetched files are kept (SM75_STORE); default: the user's cache directory.",
+        ),
+        "rust": click.option(
+            "--rust", type=click.Choice(["prebuilt", "source", "none"]),
+            help="How the Rust frontend is had; default: as the lock says.",
+        ),
+        "channel": click.option(
+            "--channel", type=_FILE, default=ROOT / "channel", help="The conda channel to fill."
+        ),
+        "toolchain": click.option(
+            "--toolchain", type=click.Choice(["auto", "bootstrap", "conda-forge"]), default="auto",
+            help="Where compilers and tools come from.",
+        ),
+        "json": click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        "dry": click.option("--dry-run", is_flag=True, help="Say what would be done."),
+    }  # fmt: skip
+
+    def decorate(command: _Command) -> _Command:
+        for name in reversed(names):
+            command = options[name](command)
+        return command
+
+    return decorate
+
+
+def _lock(release: str | None) -> ReleaseLock:
+    from sm75.lockfile import load_release
+
+    return load_release(ROOT, release)
+
+
+def _store(path: Path | None) -> Store:
+    from sm75.store import Store, default_root
+
+    return Store(path or default_root())
+
+
+def _provider(name: str, lock: ReleaseLock, reporter: Reporter) -> Provider:
+    from sm75.toolchain.choice import choose
+
+    return choose(name, ROOT, lock, reporter)
+
+
+def _print_json(data: object) -> None:
+    click.echo(json.dumps(data, indent=2, sort_keys=True))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="vllm-sm75")
+def cli() -> None:
+    """Build vLLM for AWS g5g (Graviton2 + T4G, sm_75) as an offline conda channel."""
+
+
+@cli.command()
+@_shared("release", "store", "rust", "dry", "json")
+def fetch(
+    release: str | None, store: Path | None, rust: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Download what a build reads. The only step that uses the network."""
+    _fetch(_lock(release), _store(store), rust, dry_run=dry_run, as_json=as_json)
+
+
+def _fetch(
+    lock: ReleaseLock, store: Store, rust: str | None, *, dry_run: bool = False,
+    as_json: bool = False,
+) -> None:  # fmt: skip
+    from sm75 import fetch as step
+    from sm75.progress import amount, make_reporter
+    from sm75.toolchain.host import build_platform
+
+    wanted = step.plan(lock, store, build_platform(), rust or lock.rust.default)
+    if as_json:
+        _print_json(
+            {
+                "download_bytes": wanted.bytes_download,
+                "cached_bytes": wanted.bytes_cached,
+                "files": [a.stored_filename for a in wanted.todo],
+                "store": str(store.root),
+            }
+        )
+    elif wanted.todo:
+        click.echo(
+            f"fetch: {amount(wanted.bytes_download, 'B')} in {len(wanted.todo)} files to "
+            f"{store.root} ({amount(wanted.bytes_cached, 'B')} are there)"
+        )
+        if dry_run:
+            for artifact in wanted.todo:
+                click.echo(
+                    f"  {amount(artifact.download_size, 'B'):>9}  {artifact.stored_filename}"
+                )
+    else:
+        click.echo(f"fetch: all {len(wanted.cached)} files are in {store.root}")
+    if not dry_run and wanted.todo:
+        with make_reporter() as reporter:
+            step.fetch(wanted, store, reporter)
+
+
+@cli.command()
+@_shared("release", "store", "rust", "channel", "toolchain", "dry", "json")
+@click.option("--jobs", type=click.IntRange(min=0), default=0, help="0: from cores and memory.")
+@click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
+@click.option("--no-wait", is_flag=True, help="Fail at once when another build runs.")
+@click.option(
+    "--verify/--no-verify", "check", default=True, help="Check the package that was built."
+)
+def build(
+    release: str | None, store: Path | None, rust: str | None, channel: Path, toolchain: str,
+    dry_run: bool, as_json: bool, jobs: int, offline: bool, no_wait: bool, check: bool,
+) -> None:  # fmt: skip
+    """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
+    from sm75 import build as step
+    from sm75.progress import make_reporter, span
+
+    lock = _lock(release)
+    place = _store(store)
+    mode = rust or lock.rust.default
+    settings = step.Settings(
+        root=ROOT, store=place, channel=channel.absolute(), rust=mode, jobs=jobs,
+        wait=0.0 if no_wait else step.Settings.wait,
+    )  # fmt: skip
+    with make_reporter(sys.stderr if as_json else None) as reporter:
+        provider = _provider(toolchain, lock, reporter)
+        planned = step.look(lock, provider, settings)
+    if dry_run:
+        if as_json:
+            _print_json({"package": planned.package.name, "build": planned.needed})
+        else:
+            click.echo(f"build: {planned.package.name} "
+                       + ("would be built" if planned.needed else "is in the channel"))  # fmt: skip
+        if planned.needed and not as_json:
+            _fetch(lock, place, mode, dry_run=True)
+        return
+    if planned.needed and not offline and not as_json:
+        _fetch(lock, place, mode)
+    with make_reporter(sys.stderr if as_json else None) as reporter:
+        outcome = step.build(lock, provider, settings, planned, reporter)
+    if as_json:
+        _print_json(
+            {
+                "package": str(outcome.package),
+                "built": outcome.built,
+                "input_hash": outcome.inputs.input_hash,
+                "compiled": len(outcome.compiled),
+                "rust_frontend": mode,
+                "seconds": round(outcome.seconds, 1),
+            }
+        )
+        return
+    size = outcome.package.stat().st_size / 2**20
+    if outcome.built:
+        click.echo(
+            f"build: {outcome.package} ({size:.1f} MiB, Rust frontend: {mode}) "
+            f"in {span(outcome.seconds)}"
+        )
+        if check:
+            _verify(lock, place, outcome.package, as_json=False)
+    else:
+        click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
+
+
+@cli.command()
+@_shared("release", "store", "channel", "json")
+@click.argument("package", type=_FILE, required=False)
+def verify(
+    release: str | None, store: Path | None, channel: Path, as_json: bool, package: Path | None
+) -> None:
+    """Check the built package: architectures, ABI, RUNPATH, metadata."""
+    lock = _lock(release)
+    if package is None:
+        from sm75.build import newest
+
+        package = newest(channel, lock.vllm)
+    _verify(lock, _store(store), package, as_json=as_json)
+
+
+def _verify(lock: ReleaseLock, store: Store, package: Path, *, as_json: bool) -> None:
+    from sm75 import proof
+    from sm75 import verify as rules
+
+    result = proof.verify_package(ROOT, lock, store, package)
+    if as_json:
+        _print_json(rules.to_json(result))
+    else:
+        from rich.console import Console
+
+        Console().print(rules.table(result))
+    rules.require(result)
+
+
+@cli.command()
+@_shared("release", "store", "json")
+@click.option("--target", help="Contract below lock/targets; default: the release lock's.")
+@click.argument("source", type=_FILE)
+def inspect(
+    release: str | None, store: Path | None, as_json: bool, target: str | None, source: Path
+) -> None:
+    """Say which GPUs a wheel, package, directory, archive or image can serve.
+
+    SOURCE is a file or directory with libraries, or the JSON that
+    `docker buildx imagetools inspect --format '{{json .Image}}'` prints (- reads it from stdin).
+    """
+    from rich.console import Console
+
+    from sm75 import images, inspection, proof
+    from sm75.lockfile import load_target
+
+    if str(source) == "-" or source.suffix == ".json":
+        if str(source) != "-" and not source.is_file():
+            raise UsageError(f"there is no {source}", fix="name a file, or - for standard input")
+        text = sys.stdin.read() if str(source) == "-" else source.read_text()
+        reports = images.read_images(text)
+        if as_json:
+            _print_json(images.to_json(reports))
+        else:
+            Console().print(images.table(reports))
+        return
+    lock = _lock(release)
+    contract = load_target(ROOT, target or lock.target)
+    report = inspection.inspect(
+        source, contract=contract, cuobjdump=proof.cuobjdump(ROOT, lock, _store(store))
+    )
+    if as_json:
+        _print_json(inspection.to_json(report))
+    else:
+        Console().print(inspection.table(report))
+        click.echo(report.summary)
+    if not report.usable:
+        raise CheckFailed(
+            f"{report.source} is unusable on {report.target}",
+            why=report.summary,
+            fix="build a package for it: python3 orchestrator.py build",
+        )
+
+
+@cli.group()
+def patches() -> None:
+    """Look at the patches of a release."""
+
+
+@patches.command("check")
+@_shared("release", "store", "json")
+@click.option("--against", help="Another release's sdist in the store, or a tree or sdist by path.")
+def patches_check(
+    release: str | None, store: Path | None, as_json: bool, against: str | None
+) -> None:
+    """Show which patches apply to a release's sdist, and where they do not, why."""
+    from sm75 import proof
+
+    lock = _lock(release)
+    tree = proof.sdist(ROOT, lock, _store(store), against)
+    from sm75.patching import main
+
+    code = main(
+        ["check", "--series", str(ROOT / "patches" / lock.vllm), "--tree", str(tree)]
+        + (["--json"] if as_json else [])
+    )
+    if code:
+        raise SystemExit(code)
+
+
+@patches.command("seal")
+@_shared("release")
+def patches_seal(release: str | None) -> None:
+    """Pin the patches as they are now, in series.toml and in the release lock."""
+    from sm75 import proof
+
+    for name in proof.seal(ROOT, _lock(release)):
+        click.echo(f"pinned {name}")
+
+
+@cli.command("lock")
+@_shared("release", "store", "json")
+@click.option(
+    "--check", is_flag=True, help="Compare the lock with the pinned tree and variants file."
+)
+def lock_command(release: str | None, store: Path | None, as_json: bool, check: bool) -> None:
+    """Show or check a release lock."""
+    from sm75 import lockcheck
+
+    lock = _lock(release)
+    if check:
+        lockcheck.check(ROOT, lock, _store(store))
+        click.echo(f"lock: {lock.vllm} agrees with the pinned tree, the patches and variants.yaml")
+        return
+    facts = lockcheck.summary(lock)
+    if as_json:
+        _print_json(facts)
+    else:
+        for key, value in facts.items():
+            click.echo(f"{key}: {value}")
+
+
+@cli.group("channel")
+def channel_group() -> None:
+    """Look at the channel."""
+
+
+@channel_group.command("verify")
+@_shared("channel", "json")
+def channel_verify(channel: Path, as_json: bool) -> None:
+    """Check every file against SHA256SUMS and the index (conda does not, for file channels)."""
+    from sm75.channelcheck import verify_channel
+    from sm75.errors import ChannelError
+
+    problems = verify_channel(channel)
+    if as_json:
+        _print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
+    if problems:
+        raise ChannelError(
+            f"{channel} has {len(problems)} faults",
+            why="; ".join(str(problem) for problem in problems[:10]),
+            fix="remove the named files and build again, or copy the channel anew",
+        )
+    if not as_json:
+        click.echo(f"channel: every file in {channel} is as SHA256SUMS and the index say")
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def test(arguments: tuple[str, ...]) -> None:
+    """Run lint, types and all tests, with the build of the real package among them."""
+    steps = [["-m", "pytest", *arguments]] if arguments else [*_LINT, ["-m", "pytest"]]
+    _run_steps(steps)
+
+
+@cli.command()
+def lint() -> None:
+    """Run ruff and mypy."""
+    _run_steps(_LINT)
+
+
+_LINT = [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "mypy"]]
+
+
+def _run_steps(steps: list[list[str]]) -> None:
+    for step in steps:
+        done = subprocess.run([sys.executable, *step], cwd=ROOT, check=False)
+        if done.returncode:
+            raise SystemExit(1)
+
+
+def main() -> int:
+    """Run the command line; turn errors into messages and exit codes."""
+    try:
+        result = cli.main(standalone_mode=False)
+    except Sm75Error as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.Abort:
+        click.echo("interrupted; the same command resumes", err=True)
+        return 130
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command resumes", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except OSError as error:
+        from sm75.atomic import is_disk_error
+
+        if not is_disk_error(error):
+            raise
+        click.echo(f"error: {error.strerror}: {error.filename}", err=True)
+        return 9
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # See sm75/rattler_rt.py: the interpreter's own exit can crash once rattler has run.
+    os._exit(code)

@@ -1,0 +1,433 @@
+"""The build: lock -> inputs -> toolchain channel -> recipe -> normalised package -> channel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import filelock
+import msgspec
+
+from sm75 import channel as channels
+from sm75 import channelcheck, condanorm, fetch, inputs
+from sm75.atomic import disk_errors
+from sm75.compilelog import CompileLog, read_weights
+from sm75.condapkg import canonical_json
+from sm75.errors import BuildError, BusyError, DiskError, ToolchainError, UsageError
+from sm75.lockfile import ReleaseLock
+from sm75.progress import Reporter, Task
+from sm75.series import load_series
+from sm75.store import Store
+from sm75.toolchain import Provider
+from sm75.toolchain.host import build_platform as this_platform
+from sm75.worker import Job
+
+NAME = "vllm-sm75"
+# Lines of the log that an error shows.
+_TAIL = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One build's settings.
+
+    Attributes:
+        root: The project's directory.
+        store: Where the inputs are.
+        channel: Where the package goes.
+        rust: How the Rust frontend is had.
+        target_platform: What is built for.
+        jobs: Compile jobs; 0: from cores and memory.
+        wait: Seconds to wait for another build in this directory.
+    """
+
+    root: Path
+    store: Store
+    channel: Path
+    rust: str
+    target_platform: str = "linux-aarch64"
+    jobs: int = 0
+    wait: float = 24 * 3600.0
+
+    @property
+    def work(self) -> Path:
+        """Directory of everything that can be made again."""
+        return self.root / ".sm75"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a build ended.
+
+    Attributes:
+        package: The package in the channel.
+        inputs: What it was made of.
+        built: False: it was there already.
+        compiled: Sources that were compiled (or taken from the compiler cache).
+        seconds: Wall time.
+    """
+
+    package: Path
+    inputs: inputs.Inputs
+    built: bool
+    compiled: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a build would do.
+
+    Attributes:
+        inputs: What the package is made of.
+        package: Where it goes.
+        needed: Whether the channel lacks it.
+        platform: Conda subdir of this machine.
+    """
+
+    inputs: inputs.Inputs
+    package: Path
+    needed: bool
+    platform: str
+
+
+def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
+    """Say what a build would do; nothing is written.
+
+    Args:
+        lock: The release.
+        provider: Where the tools come from.
+        settings: See there.
+
+    Raises:
+        LockError: The lock disagrees with the patches.
+        ToolchainError: A tool is missing or unsuitable.
+        ChannelError: The channel has the package, but damaged.
+    """
+    platform = this_platform()
+    if settings.rust == "source":
+        raise ToolchainError(
+            "the Rust frontend cannot be built from source with this toolchain",
+            why=f"it needs Rust {lock.rust.channel} and its crates, which the bootstrap provider "
+            "does not have",
+            fix="use --rust prebuilt (the official wheel's binary, by hash) or --rust none",
+        )
+    made_of = inputs.collect(
+        settings.root,
+        lock,
+        load_series(settings.root / "patches" / lock.vllm),
+        toolchain=provider.identity(lock, platform, settings.target_platform),
+        build_platform=platform,
+        target_platform=settings.target_platform,
+        rust=settings.rust,
+    )
+    rel = f"{settings.target_platform}/{NAME}-{lock.vllm}-{made_of.build_string}.conda"
+    return Planned(
+        inputs=made_of,
+        package=settings.channel / rel,
+        needed=not channelcheck.holds(settings.channel, rel),
+        platform=platform,
+    )
+
+
+def newest(channel: Path, version: str) -> Path:
+    """The package of a release that the channel has; the last one built, where there are several.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found = sorted(
+        channel.glob(f"*/{NAME}-{version}-*.conda"), key=lambda path: path.stat().st_mtime
+    )
+    if not found:
+        raise UsageError(
+            f"{channel} has no {NAME} {version}",
+            fix="build it: python3 orchestrator.py build",
+        )
+    return found[-1]
+
+
+def build(
+    lock: ReleaseLock,
+    provider: Provider,
+    settings: Settings,
+    planned: Planned,
+    reporter: Reporter,
+) -> Outcome:
+    """Build the package and publish it, unless the channel has it.
+
+    Args:
+        lock: The release.
+        provider: Where the tools come from.
+        settings: See there.
+        planned: What :func:`look` found.
+        reporter: Shows progress.
+
+    Raises:
+        FetchError: An input is not in the store.
+        PatchError: A patch does not apply at its exact place.
+        BuildError: A step failed; the message has the end of the log.
+        ChannelError: The channel is damaged.
+        DiskError: The disk is full.
+        BusyError: Another build runs, and ``settings.wait`` is over.
+    """
+    started = time.monotonic()
+    compiled: tuple[str, ...] = ()
+    if planned.needed:
+        fetch.require(fetch.plan(lock, settings.store, planned.platform, settings.rust))
+        with _only_one(settings, reporter):
+            # The one that was waited for may have built the same.
+            if look(lock, provider, settings).needed:
+                compiled = _build(lock, provider, settings, planned, reporter)
+    return Outcome(
+        package=planned.package,
+        inputs=planned.inputs,
+        built=planned.needed,
+        compiled=compiled,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _build(
+    lock: ReleaseLock,
+    provider: Provider,
+    settings: Settings,
+    planned: Planned,
+    reporter: Reporter,
+) -> tuple[str, ...]:
+    urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
+    _lay_out_sources(lock, settings)
+    run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
+    built = Path(run.package)
+    scratch = settings.work / "normal"
+    with disk_errors(scratch):
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+    facts = planned.inputs.facts
+    condanorm.normalize(
+        built, scratch, about_extra={"provenance": facts, "native_hash": planned.inputs.native_hash}
+    )
+    channels.publish(
+        [scratch / built.name],
+        settings.channel,
+        documents={f"{built.name}.provenance.json": canonical_json(facts)},
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    return tuple(run.log.compiled)
+
+
+def native_directory(settings: Settings, made_of: inputs.Inputs) -> Path:
+    """Where CMake and ninja keep their state for these inputs."""
+    return settings.work / "native" / made_of.native_hash[:16]
+
+
+@contextlib.contextmanager
+def _only_one(settings: Settings, reporter: Reporter) -> Iterator[None]:
+    path = settings.work / "build.lock"
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        if settings.wait > 0:
+            reporter.line("another build runs in this directory; waiting for it to end")
+        try:
+            lock.acquire(timeout=settings.wait)
+        except filelock.Timeout as err:
+            raise BusyError(
+                "another build runs in this directory",
+                why=f"{path} is held",
+                fix="wait for it, or stop it and run the same command again",
+            ) from err
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
+    """Put the sdist where the recipe reads it: a link to the store's checked file."""
+    source = settings.store.get(lock.artifact("vllm-sdist"))
+    place = settings.work / "sources" / source.name
+    with disk_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        try:
+            os.link(source, place)
+        except OSError:
+            shutil.copyfile(source, place)
+
+
+@dataclass(kw_only=True)
+class _Run:
+    log: CompileLog
+    package: str
+
+
+def _run_recipe(
+    lock: ReleaseLock,
+    settings: Settings,
+    made_of: inputs.Inputs,
+    urls: list[str],
+    platform: str,
+    reporter: Reporter,
+) -> _Run:
+    native = native_directory(settings, made_of)
+    sdist = lock.artifact("vllm-sdist")
+    job = Job(
+        recipe=str(settings.root / "recipes" / NAME / "recipe.yaml"),
+        variants={
+            "vllm_version": lock.vllm,
+            "vllm_sdist": sdist.filename,
+            "vllm_sdist_sha256": sdist.sha256,
+            "rust_frontend": settings.rust,
+        },
+        build_platform=platform,
+        target_platform=settings.target_platform,
+        channels=urls,
+        output=str(settings.work / "out"),
+    )
+    home = settings.work / "home"
+    logs = settings.work / "logs"
+    with disk_errors(settings.work):
+        for directory in (home, logs, native):
+            directory.mkdir(parents=True, exist_ok=True)
+    log_file = logs / f"build-{made_of.input_hash[:12]}.log"
+    environment = {
+        "PATH": os.environ.get("SM75_BUILD_PATH", "/usr/bin:/bin"),
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(settings.root),
+        "RATTLER_CACHE_DIR": str(settings.work / "rattler-cache"),
+        "SM75_NATIVE_DIR": str(native),
+        "SM75_CCACHE_DIR": str(settings.store.root / "ccache"),
+        "SM75_TOOLCHAIN_DIGEST": made_of.toolchain_digest,
+        "SM75_INPUT_HASH": made_of.input_hash[:12],
+        "SM75_JOBS": str(settings.jobs or ""),
+    }
+    weights = settings.root / "patches" / lock.vllm / "overlay" / "cmake" / "sm75" / "slowest.txt"
+    following = CompileLog(weights=read_weights(weights))
+    ends: dict[str, Any] = {}
+    tail: deque[str] = deque(maxlen=400)
+    with (
+        disk_errors(log_file),
+        log_file.open("w") as log,
+        _worker(job, environment, reporter) as events,
+    ):
+        task: Task | None = None
+        for raw in events:
+            try:
+                event = json.loads(raw)
+            except ValueError:
+                event = {"log": raw.rstrip("\n")}
+            if "log" not in event:
+                ends |= event
+                continue
+            line = event["log"]
+            log.write(line + "\n")
+            tail.append(line)
+            step = following.step
+            ended = following.feed(line)
+            if following.step != step:
+                reporter.line(f"build: {following.step}")
+            if ended:
+                if task is None:
+                    task = reporter.task("compile", int(following.estimate()), "s")
+                source, seconds = ended
+                task.message(f"{following.done}/{following.total} {Path(source).name}")
+                task.advance(int(seconds))
+        if task:
+            task.done()
+    if "package" not in ends:
+        _explain(ends.get("error", "the build process ended without a word"), tail, following,
+                 log_file)  # fmt: skip
+    return _Run(log=following, package=ends["package"])
+
+
+@contextlib.contextmanager
+def _worker(job: Job, environment: dict[str, str], reporter: Reporter) -> Iterator[IO[str]]:
+    """Start the worker without network where the kernel allows that; end it with this block."""
+    command = [sys.executable, "-m", "sm75.worker"]
+    isolate = isolation()
+    if not isolate:
+        reporter.line("build: this kernel gives no network namespace; only channels are local")
+    process = subprocess.Popen(
+        [*isolate, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    )
+    if process.stdin is None or process.stdout is None:
+        raise BuildError("the build process has no pipes")
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(job).decode())
+            process.stdin.close()
+        yield process.stdout
+        process.wait()
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def isolation() -> list[str]:
+    """The command prefix that takes the network away, or nothing where that is not allowed."""
+    tool = shutil.which("unshare")
+    for flags in (["-n"], ["-r", "-n"]):
+        if (
+            tool
+            and not subprocess.run(
+                [tool, *flags, "true"], check=False, capture_output=True
+            ).returncode
+        ):
+            return [tool, *flags]
+    return []
+
+
+def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> None:
+    """Raise the error that the end of the log speaks of."""
+    text = "\n".join(tail)
+    end = "\n".join(f"    {line}" for line in list(tail)[-_TAIL:])
+    if re.search(r"No space left on device|ENOSPC", text + error):
+        raise DiskError(
+            "the build ran out of disk space",
+            why=f"the log is {log_file}",
+            fix="free some space and run the same command again; it resumes",
+        )
+    if log.failed:
+        killed = log.exit_code in (137, -9) or re.search(r"\bKilled\b|signal 9|terminated", text)
+        raise BuildError(
+            f"compiling {log.failed} failed",
+            why=("the compiler was killed, most likely for memory" if killed else "compiler error")
+            + f"; the whole log is {log_file}, its end:\n{end}",
+            fix="run the same command with --jobs 1; it resumes" if killed
+            else "read the log; the same command resumes where it stopped",
+        )  # fmt: skip
+    patch = [line for line in tail if line.startswith("error: ")]
+    raise BuildError(
+        f"the step {log.step or 'environment'!r} failed: {error.splitlines()[0] if error else ''}",
+        why=(patch[-1] + "; " if patch else "") + f"the whole log is {log_file}, its end:\n{end}",
+        fix="read the log; the same command resumes where it stopped",
+    )

@@ -1,0 +1,82 @@
+"""Progress out of the build's log: steps, compiled sources, what failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Seconds of a source that the list of slow ones does not name: the mean of the others, measured
+# by benchmarks/build_time.py.
+DEFAULT_SECONDS = 15.0
+
+_STATUS = re.compile(
+    r"^sm75: \[(\d+)/(\d+)\] (?:Building \w+ object (\S+)\.o|Linking \w+ \S+ (\S+))"
+)
+_OBJECT = re.compile(r"^CMakeFiles/[^/]+\.dir/(?P<source>.+)$")
+_STEP = re.compile(r"^sm75: step (\w+)$")
+_FAILED = re.compile(r"^FAILED: (?:\[code=(\d+)\] )?(\S+)")
+
+
+def read_weights(path: Path) -> dict[str, float]:
+    """Read the list of slow sources: lines ``<seconds> <source>``; ``#`` begins a comment."""
+    weights = {}
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            seconds, source = line.split(maxsplit=1)
+            weights[source] = float(seconds)
+    return weights
+
+
+@dataclass(kw_only=True)
+class CompileLog:
+    """Follows the lines of one build.
+
+    Attributes:
+        weights: Seconds by source, for the ETA.
+        step: The step under way.
+        done: Finished edges of ninja's.
+        total: All of them.
+        compiled: Sources compiled, in the order in which they ended.
+        failed: The object that failed first.
+        exit_code: Its compiler's exit code.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    step: str = ""
+    done: int = 0
+    total: int = 0
+    compiled: list[str] = field(default_factory=list)
+    failed: str = ""
+    exit_code: int | None = None
+
+    def feed(self, line: str) -> tuple[str, float] | None:
+        """Take a line in.
+
+        Returns:
+            What ended and its weight in seconds, when the line reports the end of a compilation.
+        """
+        if step := _STEP.match(line):
+            self.step = step[1]
+            return None
+        if failure := _FAILED.match(line):
+            if not self.failed:
+                self.failed = failure[2]
+                self.exit_code = int(failure[1]) if failure[1] else None
+            return None
+        status = _STATUS.match(line)
+        if not status:
+            return None
+        self.done, self.total = int(status[1]), int(status[2])
+        if not status[3]:
+            return status[4], 1.0
+        found = _OBJECT.match(status[3])
+        source = found["source"] if found else status[3]
+        self.compiled.append(source)
+        return source, self.weights.get(source, DEFAULT_SECONDS)
+
+    def estimate(self) -> float:
+        """Seconds of all work that ninja has announced, as far as the weights know."""
+        known = sum(self.weights.values())
+        return known + max(0, self.total - len(self.weights)) * DEFAULT_SECONDS

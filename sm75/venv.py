@@ -1,0 +1,104 @@
+"""The orchestrator's own environment. Standard library only: nothing is installed yet.
+
+``orchestrator.py`` may be started by any python3 >= 3.11. It makes ``.venv`` beside itself from a
+hash-pinned list and starts again inside it. A Python that has the tools already (pixi's) is used
+as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# One import name a tool; enough to tell an environment made for us from any other.
+_NEEDED = ("click", "httpx", "msgspec", "rattler", "rattler_build", "rich", "tomlkit", "unidiff")
+_DEV_NEEDED = ("mypy", "pytest", "ruff", "hypothesis")
+
+
+def ensure(root: Path, *, dev: bool = False) -> None:
+    """Return inside an environment that has the tools; otherwise make it and restart there.
+
+    Args:
+        root: The project's directory.
+        dev: Whether the tools of the test suite are needed as well.
+    """
+    if sys.version_info < (3, 11):  # noqa: UP036 (this is where an older one is told so)
+        _fail(
+            f"Python {sys.version.split()[0]} is too old",
+            why="the orchestrator needs 3.11 or newer",
+            fix="start it with a newer python3, for instance python3.12 orchestrator.py ...",
+        )
+    home = root / ".venv"
+    inside = Path(sys.prefix).resolve() == home.resolve()
+    if not inside and _has(_NEEDED + (_DEV_NEEDED if dev else ())):
+        return
+    lists = [root / "lock" / "tools.txt", *([root / "lock" / "dev-tools.txt"] if dev else [])]
+    done = [home / f"{path.stem}-{_key(path)}.done" for path in lists]
+    if inside and all(path.exists() for path in done):
+        return
+    root.joinpath(".sm75").mkdir(exist_ok=True)
+    with (root / ".sm75" / "venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "bin" / "python").exists() or (not inside and not done[0].exists()):
+            _create(home)
+        for path, marker in zip(lists, done, strict=True):
+            if not marker.exists():
+                _install(home, path)
+                marker.touch()
+    python = str(home / "bin" / "python")
+    os.execv(python, [python, *sys.argv])  # noqa: S606
+
+
+def _has(modules: tuple[str, ...]) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in modules)
+
+
+def _key(path: Path) -> str:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}\n".encode()
+    return hashlib.sha256(version + path.read_bytes()).hexdigest()[:12]
+
+
+def _create(home: Path) -> None:
+    print(f"making {home.name} (first start only)", file=sys.stderr)
+    shutil.rmtree(home, ignore_errors=True)
+    base = getattr(sys, "_base_executable", sys.executable)
+    made = subprocess.run(
+        [base, "-m", "venv", str(home)], check=False, capture_output=True, text=True
+    )
+    if made.returncode:
+        shutil.rmtree(home, ignore_errors=True)
+        _fail(
+            "cannot make a virtual environment",
+            why=(made.stdout + made.stderr).strip().splitlines()[-1]
+            if made.stdout + made.stderr
+            else f"exit code {made.returncode}",
+            fix="on Debian or Ubuntu: sudo apt-get install python3-venv; then run this again",
+        )
+
+
+def _install(home: Path, path: Path) -> None:
+    print(f"installing {path.name}", file=sys.stderr)
+    done = subprocess.run(
+        [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes",
+         "--only-binary", ":all:", "--no-deps", "--disable-pip-version-check", "-r", str(path)],
+        check=False,
+        stdout=sys.stderr,
+    )  # fmt: skip
+    if done.returncode:
+        _fail(
+            f"cannot install {path.name}",
+            why="pip's message is above",
+            fix="make the package index reachable (PIP_INDEX_URL names another one), then run this "
+            "again",
+        )
+
+
+def _fail(what: str, *, why: str, fix: str) -> None:
+    print(f"error: {what}\n  why:  {why}\n  next: {fix}", file=sys.stderr)
+    sys.exit(6)
