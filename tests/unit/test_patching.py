@@ -356,7 +356,7 @@ HEAD = b"--- a/pkg/a.py\n+++ b/pkg/a.py\n"
         (b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n", "no hunk"),
         (b"diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 0\n", "no hunk"),
         (
-            b"diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+y\n",
+            b"diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+\n",
             "no hunk",
         ),
         (b"--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n@@ -5,0 +6 @@\n+y\n", "exactly one hunk"),
