@@ -314,7 +314,6 @@ def _run_recipe(
         "RATTLER_CACHE_DIR": str(settings.work / "rattler-cache"),
         "SM75_NATIVE_DIR": str(native),
         "SM75_CCACHE_DIR": str(settings.store.root / "ccache"),
-        "SM75_TOOLCHAIN_DIGEST": made_of.toolchain_digest,
         "SM75_INPUT_HASH": made_of.input_hash[:12],
         "SM75_JOBS": str(settings.jobs or ""),
     }

@@ -36,13 +36,11 @@ class Inputs:
         facts: Everything, as JSON-ready data; also the package's provenance.
         input_hash: sha256 (hex) over all facts.
         native_hash: sha256 (hex) over those that the compilers see.
-        toolchain_digest: sha256 (hex) over the compilers.
     """
 
     facts: dict[str, Any]
     input_hash: str
     native_hash: str
-    toolchain_digest: str
 
     @property
     def build_string(self) -> str:
@@ -114,7 +112,6 @@ def collect(
         facts=facts,
         input_hash=_digest(facts),
         native_hash=_digest(native),
-        toolchain_digest=toolchain_digest,
     )
 
 

@@ -8,7 +8,6 @@ Environment it reads besides what every recipe gets (SRC_DIR, PREFIX, BUILD_PREF
 SM75_NATIVE_DIR        where CMake and ninja keep their state, so that a killed build resumes;
                        default: inside the work directory
 SM75_CCACHE_DIR        the compiler cache; default: inside SM75_NATIVE_DIR
-SM75_TOOLCHAIN_DIGEST  identifies the compilers to the cache; default: their --version
 SM75_JOBS              compile jobs; default: from cores and memory
 SM75_RUST              prebuilt, source or none
 """
@@ -194,7 +193,6 @@ class Toolkit:
                      "NVCC_PREPEND_FLAGS", "CMAKE_ARGS", "VLLM_CUTLASS_SRC_DIR"):  # fmt: skip
             env.pop(name, None)
         cache = os.environ.get("SM75_CCACHE_DIR") or str(self.native / "ccache")
-        digest = os.environ.get("SM75_TOOLCHAIN_DIGEST")
         env |= {
             "PATH": f"{self.cuda / 'bin'}{os.pathsep}{env['PATH']}",
             "PYTHONPATH": str(self.shim),
@@ -207,7 +205,8 @@ class Toolkit:
             "CCACHE_DIR": cache,
             "CCACHE_BASEDIR": str(self.native),
             "CCACHE_NOHASHDIR": "1",
-            "CCACHE_COMPILERCHECK": f"string:{digest}" if digest else "%compiler% --version",
+            # Their dates differ from install to install; their --version names the build.
+            "CCACHE_COMPILERCHECK": "%compiler% --version",
             # The headers were just unpacked; their dates say nothing.
             "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
             "CCACHE_MAXSIZE": "5G",
