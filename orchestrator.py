@@ -209,6 +209,25 @@ def build(
         click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
 
 
+@cli.command("toolchain")
+@_shared("release", "store", "toolchain")
+def toolchain_command(release: str | None, store: Path | None, toolchain: str) -> None:
+    """Make the local channels of tools and lay out the sources, for other recipe builders."""
+    from sm75 import build as step
+    from sm75.progress import make_reporter
+    from sm75.toolchain.host import build_platform
+
+    lock = _lock(release)
+    place = _store(store)
+    settings = step.Settings(root=ROOT, store=place, channel=ROOT / "channel", rust="prebuilt")
+    with make_reporter(sys.stderr) as reporter:
+        provider = _provider(toolchain, lock, reporter)
+        urls = provider.channels(lock, place, build_platform(), settings.target_platform)
+    step.lay_out_sources(lock, settings)
+    for url in urls:
+        click.echo(url)
+
+
 @cli.command()
 @_shared("release", "store", "channel", "json")
 @click.argument("package", type=_FILE, required=False)

@@ -208,7 +208,7 @@ def _build(
     reporter: Reporter,
 ) -> tuple[str, ...]:
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
-    _lay_out_sources(lock, settings)
+    lay_out_sources(lock, settings)
     run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
     built = Path(run.package)
     scratch = settings.work / "normal"
@@ -258,8 +258,17 @@ def _only_one(settings: Settings, reporter: Reporter) -> Iterator[None]:
         lock.release()
 
 
-def _lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
-    """Put the sdist where the recipe reads it: a link to the store's checked file."""
+def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
+    """Put the sdist where the recipe reads it: a link to the store's checked file.
+
+    Args:
+        lock: The release.
+        settings: The project's directory and the store.
+
+    Raises:
+        FetchError: The store lacks it.
+        DiskError: It cannot be written.
+    """
     source = settings.store.get(lock.artifact("vllm-sdist"))
     place = settings.work / "sources" / source.name
     with disk_errors(place):
