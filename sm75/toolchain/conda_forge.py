@@ -230,6 +230,25 @@ class CondaForge:
                     if number == len(urls):
                         raise
 
+    def identity(
+        self, lock: ReleaseLock, build_platform: str, target_platform: str
+    ) -> dict[str, str]:
+        """Give everything that decides what is built, for the input hash and the provenance.
+
+        Raises:
+            LockError: As :meth:`payloads`.
+        """
+        payloads = self.payloads(build_platform, target_platform)
+        return {
+            "provider": self.name,
+            "build_platform": build_platform,
+            "target_platform": target_platform,
+            "packages": str(len(payloads)),
+            "packages_digest": hashlib.sha256(
+                "".join(sorted(p.sha256 for p in payloads)).encode()
+            ).hexdigest(),
+        }
+
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
     ) -> list[str]:

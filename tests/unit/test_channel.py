@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,37 @@ def test_every_damage_is_found(tmp_path: Path) -> None:
         lambda: (channel / "SHA256SUMS").write_text("nonsense\n")
     )
     assert problems(channel) == []
+
+
+def test_index_that_lags_behind_the_sums_is_found(tmp_path: Path) -> None:
+    """SHA256SUMS alone being right is not enough: clients go by the index."""
+    channel = tmp_path / "c"
+    (a,) = publish([package(tmp_path / "built", "a")], channel)
+    sums = channel / "SHA256SUMS"
+    a.write_bytes(package(tmp_path / "other", "a", b"other").read_bytes())
+    digest = hashlib.sha256(a.read_bytes()).hexdigest()
+    sums.write_text(f"{digest}  linux-aarch64/{a.name}\n")
+    assert (a.name, "altered") in problems(channel)
+    (b,) = publish([package(tmp_path / "built", "b")], tmp_path / "d")
+    (channel / "linux-aarch64" / b.name).write_bytes(b.read_bytes())
+    digest = hashlib.sha256(b.read_bytes()).hexdigest()
+    sums.write_text(sums.read_text() + f"{digest}  linux-aarch64/{b.name}\n")
+    assert (b.name, "extra") in problems(channel)
+
+
+def test_package_whose_payload_is_not_its_own_is_refused(tmp_path: Path) -> None:
+    good, other = package(tmp_path / "a"), package(tmp_path / "b", content=b"evil")
+    mixed = tmp_path / good.name
+    with (
+        zipfile.ZipFile(good) as g,
+        zipfile.ZipFile(other) as o,
+        zipfile.ZipFile(mixed, "w") as out,
+    ):
+        for name in g.namelist():
+            out.writestr(name, (o if name.startswith("pkg-") else g).read(name))
+    with pytest.raises(ChannelError, match="is damaged"):
+        publish([mixed], tmp_path / "c")
+    assert snapshot(tmp_path / "c") == {}
 
 
 def test_damaged_package_is_refused(tmp_path: Path) -> None:
@@ -340,8 +372,8 @@ def test_rattler_does_not_crash_at_exit(tmp_path: Path) -> None:
     """Eight short processes; unmended, about half die of a signal."""
     package(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from sm75.channel import index;"
-        "index(Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from rattler.index import index_fs;"
+        "from sm75 import rattler_rt; rattler_rt.run(index_fs(Path(sys.argv[1]), force=True))"
     )
     root = Path(__file__).parents[2]
     for _ in range(8):

@@ -38,7 +38,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def serve(directory: Path) -> Iterator[str]:
     handler = functools.partial(_Quiet, directory=str(directory))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -72,13 +72,15 @@ def test_solves_and_locks_real_tools(tmp_path: Path, facts: str) -> None:
     tools.resolve(["linux-aarch64", "linux-64"], "linux-aarch64")
     assert tools.lock_file.read_bytes() == first
     assert b"127.0.0.1" not in first
-    assert b"indexed_timestamp" not in first
     for platform in ("linux-64", "linux-aarch64"):
         payloads = tools.payloads(platform, "linux-aarch64")
         names = {p.filename.rsplit("-", 2)[0] for p in payloads}
         assert {"cmake", "ninja", "gxx", "cuda-nvcc", "patchelf", "rust", "python"} <= names
         assert all(len(p.sha256) == 64 and p.size > 0 for p in payloads)
         assert all("/" not in p.filename and p.url.endswith(p.filename) for p in payloads)
+    native = tools.identity(RELEASE, "linux-aarch64", "linux-aarch64")
+    assert native != tools.identity(RELEASE, "linux-64", "linux-aarch64")
+    assert native == tools.identity(RELEASE, "linux-aarch64", "linux-aarch64")
     crossing = {p.subdir for p in tools.payloads("linux-64", "linux-aarch64")}
     assert crossing == {"linux-64", "linux-aarch64", "noarch"}
     everything = json.loads((FACTS / "linux-64/repodata.json").read_text())["packages.conda"]
@@ -164,6 +166,11 @@ def remote(tmp_path: Path) -> Path:
             depends=depends,
         )
     index(root, subdirs=["linux-64", "linux-aarch64"])
+    for path in root.glob("*/repodata.json"):  # as an indexer with a clock leaves it
+        data = json.loads(path.read_text())
+        for record in data["packages.conda"].values():
+            record["indexed_timestamp"] = 1_700_000_000_000
+        path.write_text(json.dumps(data))
     return root
 
 
@@ -174,6 +181,7 @@ def test_mirrored_packages_become_a_channel(tmp_path: Path, remote: Path) -> Non
         tools = provider(tmp_path, specs, url)
         same: Provider = tools
         tools.resolve(["linux-64"], "linux-aarch64")
+        assert "indexed_timestamp" not in tools.lock_file.read_text()
         with pytest.raises(FetchError, match="3 of 3 conda-forge packages are not in the store"):
             same.channels(RELEASE, store, "linux-64", "linux-aarch64")
         tools.mirror(store, "linux-64", "linux-aarch64", SilentReporter(), options=QUICK)
