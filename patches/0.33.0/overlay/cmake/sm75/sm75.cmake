@@ -88,5 +88,18 @@ function(sm75_finish out)
       endif()
     endforeach()
   endforeach()
+  # These use nothing of torch. Linked with it all the same, they could not be
+  # loaded before it, nor on a machine without it.
+  foreach(target IN ITEMS cumem_allocator spinloop fs_io_C)
+    get_target_property(libraries ${target} LINK_LIBRARIES)
+    list(FILTER libraries INCLUDE REGEX "^(Python::.*|CUDA::cuda_driver)$")
+    set_property(TARGET ${target} PROPERTY LINK_LIBRARIES ${libraries})
+  endforeach()
+  target_include_directories(cumem_allocator PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  # Say what is needed, whatever the compiler's default is: the libraries that
+  # are linked here may be stubs without symbols.
+  foreach(target IN ITEMS _C_stable_libtorch _moe_C_stable_libtorch cumem_allocator)
+    target_link_options(${target} PRIVATE "LINKER:--no-as-needed")
+  endforeach()
   message(STATUS "vllm-sm75: Turing only; external projects are left out")
 endfunction()
