@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import json  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import TYPE_CHECKING, Any, TypeVar  # noqa: E402
@@ -411,6 +412,8 @@ def _run_steps(steps: list[list[str]]) -> None:
 
 def main() -> int:
     """Run the command line; turn errors into messages and exit codes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         result = cli.main(standalone_mode=False)
     except Sm75Error as error:

@@ -385,8 +385,8 @@ def _worker(job: Job, environment: dict[str, str], reporter: Reporter) -> Iterat
         raise BuildError("the build process has no pipes")
     try:
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(msgspec.json.encode(job).decode())
-            process.stdin.close()
+            process.stdin.write(msgspec.json.encode(job).decode() + "\n")
+            process.stdin.flush()
         yield process.stdout
         process.wait()
     finally:

@@ -4,15 +4,17 @@ A process, because the build is to have no network (its namespace is made around
 environment and a private HOME, because Ctrl-C must end everything below it, and because rattler's
 runtime does not always survive the interpreter's exit.
 
-``python -m sm75.worker`` reads a job as JSON from standard input and writes events as JSON lines:
-``{"log": "..."}``, at the end ``{"package": "..."}`` or ``{"error": "..."}``.
+``python -m sm75.worker`` reads a job as one line of JSON from standard input and writes events as
+JSON lines: ``{"log": "..."}``, at the end ``{"package": "..."}`` or ``{"error": "..."}``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +111,16 @@ def work(job: Job) -> None:
     emit({"package": str(result.packages[0])})
 
 
+def _end_with_parent() -> None:
+    """End the compilers when the orchestrator is gone, however it went (its pipe closes)."""
+    sys.stdin.buffer.read()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def main() -> None:
     """Read the job, do it, say how it ended."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 0
     try:
         work(job)
