@@ -342,6 +342,19 @@ def _dist_info(facts: PackageFacts, policy: Policy) -> Finding:
     )
 
 
+def _command(facts: PackageFacts, policy: Policy) -> Finding:
+    """The console script exists: as a file, or as an entry point that conda makes one of."""
+    name, target = policy.entry_point
+    linked = (facts.info.get("link") or {}).get("noarch") or {}
+    made = [re.sub(r"\s*=\s*", " = ", entry.strip()) for entry in linked.get("entry_points", ())]
+    there = f"bin/{name}" in facts.names or f"{name} = {target}" in made
+    return _judged(
+        "command",
+        [] if there else [f"nothing puts {name} into bin/: neither a file nor link.json"],
+        f"{name} is put into bin/",
+    )
+
+
 def _same(one: str, other: str) -> bool:
     try:
         return Version(one) == Version(other)
@@ -377,6 +390,7 @@ RULES: tuple[Callable[[PackageFacts, Policy], Finding], ...] = (
     _torch_cxx,
     _torch_c,
     _dist_info,
+    _command,
     _rust,
 )
 

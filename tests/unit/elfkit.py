@@ -87,6 +87,7 @@ def package(
     version: str = "0.33.0",
     rust: str = "none",
     placeholder: Mapping[str, str] | None = None,
+    command: bool = True,
     extra_info: Mapping[str, bytes] | None = None,
 ) -> Path:
     """A sound package, then ``changes`` by path below site-packages (None: left out)."""
@@ -101,6 +102,7 @@ def package(
     )
     files |= changes or {}
     marked = placeholder or {}
+    script = {"bin/vllm": FileSource.from_bytes(b"#!/usr/bin/env python\n", executable=True)}
     return write_conda(
         directory,
         name=name,
@@ -111,7 +113,8 @@ def package(
             f"{SITE}/{path}": FileSource.from_bytes(data, placeholder=marked.get(path))
             for path, data in files.items()
             if data is not None
-        },
+        }
+        | (script if command else {}),
         about={"extra": {"rust_frontend": rust}} if rust else {},
         license="Apache-2.0",
         license_files={"LICENSE": FileSource.from_bytes(b"text")},

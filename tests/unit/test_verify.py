@@ -321,6 +321,16 @@ def test_dist_info(tmp_path: Path, file: str, content: bytes | None, evidence: s
     assert evidence in broken["dist-info"]
 
 
+def test_command(tmp_path: Path) -> None:
+    assert check(package(tmp_path / "a", command=False)) == {
+        "command": "nothing puts vllm into bin/: neither a file nor link.json"
+    }
+    entry = "vllm=vllm.entrypoints.cli.main:main"
+    link = json.dumps({"noarch": {"type": "python", "entry_points": [entry]}}).encode()
+    linked = package(tmp_path / "b", command=False, extra_info={"link.json": link})
+    assert check(linked) == {}
+
+
 def test_rust_frontend(tmp_path: Path) -> None:
     binary = {"vllm/vllm-rs": extension("vllm-rs")}
     assert check(package(tmp_path / "a", binary, rust="prebuilt")) == {}
@@ -410,7 +420,7 @@ def test_our_own_sources_are_not_taken_for_foreign_ones() -> None:
 def test_failures_end_the_command_with_1(tmp_path: Path) -> None:
     result = verify(package(tmp_path, rust=""), POLICY, graph=GRAPH)
     assert not result.ok
-    with pytest.raises(CheckFailed, match="breaks 1 of 19 rules") as caught:
+    with pytest.raises(CheckFailed, match="breaks 1 of 20 rules") as caught:
         require(result)
     assert caught.value.exit_code == 1
     assert "Rust frontend" in caught.value.why
