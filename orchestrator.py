@@ -151,13 +151,15 @@ def _fetch(
 @_shared("release", "store", "rust", "channel", "toolchain", "dry", "json")
 @click.option("--jobs", type=click.IntRange(min=0), default=0, help="0: from cores and memory.")
 @click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
+@click.option("--recompile", is_flag=True, help="Compile everything anew, whatever is there.")
 @click.option("--no-wait", is_flag=True, help="Fail at once when another build runs.")
 @click.option(
     "--verify/--no-verify", "check", default=True, help="Check the package that was built."
 )
 def build(
     release: str | None, store: Path | None, rust: str | None, channel: Path, toolchain: str,
-    dry_run: bool, as_json: bool, jobs: int, offline: bool, no_wait: bool, check: bool,
+    dry_run: bool, as_json: bool, jobs: int, offline: bool, recompile: bool, no_wait: bool,
+    check: bool,
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
@@ -169,6 +171,7 @@ def build(
     settings = step.Settings(
         root=ROOT, store=place, channel=channel.absolute(), rust=mode, jobs=jobs,
         wait=0.0 if no_wait else step.Settings.wait,
+        recompile=recompile,
     )  # fmt: skip
     with make_reporter(sys.stderr if as_json else None) as reporter:
         provider = _provider(toolchain, lock, reporter)
@@ -192,6 +195,7 @@ def build(
                 "package": str(outcome.package),
                 "built": outcome.built,
                 "input_hash": outcome.inputs.input_hash,
+                "native_hash": outcome.inputs.native_hash,
                 "compiled": len(outcome.compiled),
                 "rust_frontend": mode,
                 "seconds": round(outcome.seconds, 1),

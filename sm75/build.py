@@ -51,6 +51,7 @@ class Settings:
         target_platform: What is built for.
         jobs: Compile jobs; 0: from cores and memory.
         wait: Seconds to wait for another build in this directory.
+        recompile: Build even what the channel has, and compile everything anew.
     """
 
     root: Path
@@ -60,6 +61,7 @@ class Settings:
     target_platform: str = "linux-aarch64"
     jobs: int = 0
     wait: float = 24 * 3600.0
+    recompile: bool = False
 
     @property
     def work(self) -> Path:
@@ -137,7 +139,7 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
     return Planned(
         inputs=made_of,
         package=settings.channel / rel,
-        needed=not channelcheck.holds(settings.channel, rel),
+        needed=settings.recompile or not channelcheck.holds(settings.channel, rel),
         platform=platform,
     )
 
@@ -207,6 +209,8 @@ def _build(
     planned: Planned,
     reporter: Reporter,
 ) -> tuple[str, ...]:
+    if settings.recompile:
+        shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
     run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
@@ -325,6 +329,7 @@ def _run_recipe(
         "SM75_CCACHE_DIR": str(settings.store.root / "ccache"),
         "SM75_INPUT_HASH": made_of.input_hash[:12],
         "SM75_JOBS": str(settings.jobs or ""),
+        "SM75_RECOMPILE": "1" if settings.recompile else "",
     }
     weights = settings.root / "patches" / lock.vllm / "overlay" / "cmake" / "sm75" / "slowest.txt"
     following = CompileLog(weights=read_weights(weights))

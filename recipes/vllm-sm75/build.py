@@ -9,6 +9,7 @@ SM75_NATIVE_DIR        where CMake and ninja keep their state, so that a killed 
                        default: inside the work directory
 SM75_CCACHE_DIR        the compiler cache; default: inside SM75_NATIVE_DIR
 SM75_JOBS              compile jobs; default: from cores and memory
+SM75_RECOMPILE         1: compile everything, and renew the compiler cache
 SM75_RUST              prebuilt, source or none
 """
 
@@ -211,6 +212,8 @@ class Toolkit:
             "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
             "CCACHE_MAXSIZE": "5G",
         }
+        if os.environ.get("SM75_RECOMPILE"):
+            env["CCACHE_RECACHE"] = "1"
         return env
 
 
