@@ -19,7 +19,6 @@ from sm75.channelcheck import verify_channel
 from tests.integration import arm64
 from tests.integration.conftest import ROOT, Built, orchestrate
 
-
 EXTENSIONS = (
     "_C_stable_libtorch",
     "_moe_C_stable_libtorch",
