@@ -21,7 +21,7 @@ from sm75.index import PackageIndex
 from sm75.lockfile import Artifact, ReleaseLock, artifacts_for
 from sm75.progress import Reporter, Task, amount
 from sm75.remotezip import local_thin, remote_thin
-from sm75.store import AlteredError, Store, disk_errors
+from sm75.store import AlteredError, Store, check, disk_errors
 from sm75.transfer import FileLink, RangeIgnored, Transfer, TransferOptions
 
 _LOCK_POLL = 0.2
@@ -263,7 +263,7 @@ class _Run:
     ) -> None:
         store = self._store
         name = artifact.stored_filename
-        async with slots, self._locked(artifact):
+        async with slots, self._locked(artifact.stored_sha256, name):
             size = artifact.download_size if links else 0
             if store.has(artifact):
                 bar.advance(size)
@@ -278,9 +278,9 @@ class _Run:
             self.fetched.append(artifact)
 
     @asynccontextmanager
-    async def _locked(self, artifact: Artifact) -> AsyncIterator[None]:
+    async def _locked(self, sha256: str, name: str) -> AsyncIterator[None]:
         """Two fetches at once: the second waits, then finds the file there."""
-        path = self._store.lock_path(artifact.stored_sha256)
+        path = self._store.lock_path(sha256)
         lock = FileLock(path)
         told = False
         while True:
@@ -291,7 +291,7 @@ class _Run:
                 except Timeout:  # an OSError too, but no fault of the disk
                     pass
             if not told:
-                self._reporter.line(f"{artifact.stored_filename}: another fetch has it, waiting")
+                self._reporter.line(f"{name}: another fetch has it, waiting")
             told = True
             await asyncio.sleep(_LOCK_POLL)
         try:
@@ -356,24 +356,44 @@ class _Run:
                 f"{artifact.filename}: the server does not do range requests; "
                 f"reading the whole file, {amount(artifact.size, 'B')}"
             )
-            # The bars' totals count the ranges only.
-            task = self._reporter.task(artifact.filename, artifact.size, "B")
-            await self._whole(transfer, artifact, links, _Progress(task))
-            task.done()
+            await self._thin_by_whole(transfer, artifact, links)
             progress.add(artifact.download_size)
-            whole = self._store.path(artifact.sha256, artifact.filename)
-            await self._thin_of(whole, artifact)
-            # Nothing but the thin wheel is ever used.
-            with disk_errors(whole):
-                shutil.rmtree(whole.parent)
         await asyncio.to_thread(_remove, segments)
+
+    async def _thin_by_whole(
+        self, transfer: Transfer, artifact: Artifact, links: list[FileLink]
+    ) -> None:
+        part = self._store.part(artifact.sha256)
+        # The bars' totals count the ranges only, so this has one of its own.
+        task = self._reporter.task(artifact.filename, artifact.size, "B")
+        progress = _Progress(task)
+
+        async def get(link: FileLink) -> None:
+            await transfer.download(link, part, total=artifact.size, on_bytes=progress.add)
+            progress.say("checking")
+            await asyncio.to_thread(check, part, artifact.filename, artifact.sha256, artifact.size)
+
+        # Another thin wheel of the same file, or the file itself, may be under way.
+        async with self._locked(artifact.sha256, artifact.filename):
+            if self._store.has_whole(artifact):
+                whole = self._store.path(artifact.sha256, artifact.filename)
+                await self._thin_of(whole, artifact)
+            else:
+                await _try_links(links, get, [part], progress)
+                await self._thin_of(part, artifact)
+                await asyncio.to_thread(_remove, part)
+        task.done()
 
     async def _thin_of(self, whole: Path, artifact: Artifact) -> None:
         out = self._store.part(artifact.stored_sha256, f".{os.getpid()}.thin")
 
         def make() -> None:
             local_thin(
-                whole, members=artifact.members, record_sha256=artifact.record_sha256, out=out
+                whole,
+                members=artifact.members,
+                record_sha256=artifact.record_sha256,
+                out=out,
+                name=artifact.filename,
             )
             self._adopt_thin(artifact, out)
 

@@ -251,16 +251,26 @@ async def remote_thin(
 
 
 def local_thin(
-    wheel: Path, *, members: Sequence[str], record_sha256: str | None, out: Path
+    wheel: Path,
+    *,
+    members: Sequence[str],
+    record_sha256: str | None,
+    out: Path,
+    name: str = "",
 ) -> Thin:
-    """Make the same thin wheel from a whole wheel; see ``remote_thin``."""
+    """Make the same thin wheel from a whole wheel; see ``remote_thin``.
+
+    Args:
+        name: The wheel's name for errors, when ``wheel`` has another.
+    """
+    name = name or wheel.name
     try:
         archive = zipfile.ZipFile(wheel)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise _bad(wheel.name, error) from error
+        raise _bad(name, error) from error
     with archive:
-        chosen = select(archive.namelist(), members, wheel.name)
-        return write_thin(archive, chosen, record_sha256, out, wheel.name)
+        chosen = select(archive.namelist(), members, name)
+        return write_thin(archive, chosen, record_sha256, out, name)
 
 
 def write_thin(

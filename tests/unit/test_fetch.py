@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sm75.errors import FetchError, UsageError
+from sm75 import fetch as fetch_module
+from sm75.errors import DiskError, FetchError, UsageError
 from sm75.fetch import fetch, plan, plan_artifacts, require
 from sm75.index import IndexConfig, PackageIndex
 from sm75.lockfile import ReleaseLock, Rust
@@ -146,7 +147,9 @@ def test_long_retry_after_is_told(server: BadServer, store: Store, case: Case) -
 
 def test_stall_times_out_and_resumes(server: BadServer, store: Store, case: Case) -> None:
     server.moods[case.name] = ["stall"]
+    start = time.monotonic()
     run(server, store, case.artifact)
+    assert time.monotonic() - start < 15
     assert store.get(case.artifact).read_bytes() == CONTENT
     assert server.requests(case.name)[1].startswith("bytes=1500000-")
 
@@ -297,3 +300,24 @@ def test_altered_file_in_the_store_is_fetched_again(
         store.get(case.artifact)
     run(server, store, case.artifact)
     assert store.get(case.artifact).read_bytes() == CONTENT
+
+
+def test_second_place_has_what_the_first_lacks(
+    server: BadServer, store: Store, case: Case, tmp_path: Path
+) -> None:
+    page = tmp_path / "simple" / "demo" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text(f'<a href="{case.artifact.filename}">listed, but not there</a>')
+    config = IndexConfig(indexes=((tmp_path / "simple").as_uri() + "/", server.url))
+    wanted = plan_artifacts([case.artifact], store)
+    index = PackageIndex(config, HASTY)
+    fetch(wanted, store, SilentReporter(), index=index, options=HASTY)
+    assert store.get(case.artifact).read_bytes() == CONTENT
+
+
+def test_a_full_disk_is_the_error_shown_among_many() -> None:
+    disk, ours, bug = DiskError("full"), FetchError("late"), ValueError("bug")
+    nested = BaseExceptionGroup("", [bug, BaseExceptionGroup("", [ours, disk])])
+    assert fetch_module._first(nested) is disk
+    assert fetch_module._first(BaseExceptionGroup("", [bug, ours])) is ours
+    assert fetch_module._first(BaseExceptionGroup("", [bug])) is bug

@@ -120,3 +120,25 @@ def test_thin_wheel_of_another_hash_is_refused(
         run(server, store, wrong)
     assert stored(store) == []
     assert leftovers(store) == []
+
+
+def test_two_thin_wheels_of_one_file_without_range_support(
+    server: BadServer, store: Store, thin: Case, tmp_path: Path
+) -> None:
+    other = thin_artifact(WHEEL, ("demo/a.txt",), tmp_path / "work")
+    server.always[thin.name] = "norange"
+    run(server, store, thin.artifact, other)
+    assert store.has(thin.artifact)
+    assert store.has(other)
+    assert leftovers(store) == []
+
+
+def test_thin_wheel_without_range_support_altered(
+    server: BadServer, store: Store, thin: Case
+) -> None:
+    server.hashes[thin.name] = thin.artifact.sha256
+    server.files[thin.name] = WHEEL[:-1] + b"?"
+    server.always[thin.name] = "norange"
+    with pytest.raises(FetchError, match="not the file that the lock pins"):
+        run(server, store, thin.artifact)
+    assert stored(store) == []
