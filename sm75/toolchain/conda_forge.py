@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import filelock
 import rattler
 
 from sm75 import rattler_rt
-from sm75.atomic import disk_errors, write_bytes
+from sm75.atomic import directory, disk_errors, write_bytes
 from sm75.channelcheck import REPODATA, SUMS
 from sm75.condapkg import canonical_json
 from sm75.errors import FetchError
@@ -366,24 +365,19 @@ def _make_channel(
 ) -> None:
     """Lay the channel out beside its place and rename it there."""
     with disk_errors(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".tmp-"))
-        try:
-            scratch.chmod(0o755)
-            sums = []
-            for p in payloads:
-                target = scratch / p.subdir / p.filename
-                target.parent.mkdir(exist_ok=True)
-                stored = store.path(p.sha256, p.filename)
-                try:
-                    os.link(stored, target)
-                except OSError:
-                    shutil.copyfile(stored, target)
-                sums.append(f"{p.sha256}  {p.subdir}/{p.filename}\n")
-            for subdir, data in index.items():
-                write_bytes(scratch / subdir / REPODATA, canonical_json(data))
-            write_bytes(scratch / SUMS, "".join(sorted(sums)).encode())
-            shutil.rmtree(final, ignore_errors=True)
-            scratch.rename(final)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        if final.exists():  # found incomplete or altered
+            shutil.rmtree(final)
+    with directory(final) as scratch:
+        sums = []
+        for p in payloads:
+            target = scratch / p.subdir / p.filename
+            target.parent.mkdir(exist_ok=True)
+            stored = store.path(p.sha256, p.filename)
+            try:
+                os.link(stored, target)
+            except OSError:
+                shutil.copyfile(stored, target)
+            sums.append(f"{p.sha256}  {p.subdir}/{p.filename}\n")
+        for subdir, data in index.items():
+            write_bytes(scratch / subdir / REPODATA, canonical_json(data))
+        write_bytes(scratch / SUMS, "".join(sorted(sums)).encode())

@@ -111,7 +111,9 @@ def test_index_that_lags_behind_the_sums_is_found(tmp_path: Path) -> None:
     channel = tmp_path / "c"
     (a,) = publish([package(tmp_path / "built", "a")], channel)
     sums = channel / "SHA256SUMS"
-    a.write_bytes(package(tmp_path / "other", "a", b"other").read_bytes())
+    flipped = bytearray(a.read_bytes())  # of the same size
+    flipped[len(flipped) // 2] ^= 1
+    a.write_bytes(flipped)
     digest = hashlib.sha256(a.read_bytes()).hexdigest()
     sums.write_text(f"{digest}  linux-aarch64/{a.name}\n")
     assert (a.name, "altered") in problems(channel)
