@@ -337,7 +337,7 @@ def _run_recipe(
     tail: deque[str] = deque(maxlen=400)
     with (
         disk_errors(log_file),
-        log_file.open("w") as log,
+        log_file.open("w", buffering=1) as log,
         _worker(job, environment, reporter) as events,
     ):
         task: Task | None = None

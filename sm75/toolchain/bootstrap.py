@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,25 +152,17 @@ class Bootstrap:
             DiskError: The channel cannot be written.
         """
         system = self._system(build_platform, target_platform)
-        artifacts = system.artifacts(lock)
-        inputs = {
-            "layout": LAYOUT_VERSION,
-            "converter": CONVERTER_VERSION,
-            "artifacts": sorted(a.stored_sha256 for a in artifacts),
-            **system.facts(),
-        }
-        key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-        final = self.directory / key
-        if not (final / "noarch" / "repodata.json").is_file():
-            with atomic.directory(final) as scratch:
-                task = self.reporter.task("toolchain", len(artifacts), "packages")
-                for artifact in artifacts:
-                    system.convert(artifact, store.get(artifact), scratch)
-                    task.advance(1)
-                system.write_adapters(scratch)
-                channel.index(scratch)
-                task.done()
-        return [final.absolute().as_uri()]
+        return [
+            _channel(
+                self.directory,
+                self.reporter,
+                store,
+                system.platforms,
+                system.platforms.artifacts(lock, frozenset(c.name for c in COMPONENTS.values())),
+                system.facts(),
+                system.write_adapters,
+            )
+        ]
 
     def _system(self, build_platform: str, target_platform: str) -> _System:
         return _System(
@@ -178,6 +170,115 @@ class Bootstrap:
             target_platform=target_platform,
             compiler=host.find_compiler(target_platform, install=self.install),
             headers=host.python_headers(install=self.install),
+        )
+
+
+def target_channel(
+    directory: Path,
+    reporter: Reporter,
+    lock: ReleaseLock,
+    store: Store,
+    build_platform: str,
+    target_platform: str,
+    names: frozenset[str],
+) -> str:
+    """Make a channel of some of the lock's packages only, without anything of the system's.
+
+    Args:
+        directory: Where channels are made.
+        reporter: Shows progress.
+        lock: The release lock.
+        store: The store.
+        build_platform: Conda subdir of this machine.
+        target_platform: Conda subdir of the package.
+        names: Conda names of the packages.
+
+    Returns:
+        Its URL.
+
+    Raises:
+        FetchError: An artifact is not in the store.
+        ChannelError: A wheel does not have the layout that it is expected to have.
+        DiskError: The channel cannot be written.
+    """
+    platforms = _Platforms(build=build_platform, target=target_platform, python="")
+    artifacts = platforms.artifacts(lock, names)
+    return _channel(directory, reporter, store, platforms, artifacts, {}, lambda _: None)
+
+
+def _channel(
+    directory: Path,
+    reporter: Reporter,
+    store: Store,
+    platforms: _Platforms,
+    artifacts: list[Artifact],
+    facts: dict[str, str],
+    adapters: Callable[[Path], None],
+) -> str:
+    inputs = {
+        "layout": LAYOUT_VERSION,
+        "converter": CONVERTER_VERSION,
+        "artifacts": sorted(a.stored_sha256 for a in artifacts),
+        **facts,
+    }
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    final = directory / key
+    if not (final / "noarch" / "repodata.json").is_file():
+        with atomic.directory(final) as scratch:
+            task = reporter.task("toolchain", len(artifacts), "packages")
+            for artifact in artifacts:
+                platforms.convert(artifact, store.get(artifact), scratch)
+                task.advance(1)
+            adapters(scratch)
+            channel.index(scratch)
+            task.done()
+    return final.absolute().as_uri()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Platforms:
+    """Where tools run, what is built for, and the Python minor (empty: no Python packages)."""
+
+    build: str
+    target: str
+    python: str
+
+    def artifacts(self, lock: ReleaseLock, names: frozenset[str]) -> list[Artifact]:
+        wanted = artifacts_for(lock, self.build, "prebuilt")
+        return [
+            a
+            for a in wanted
+            if (component := COMPONENTS.get(self._key(a)))
+            and component.name in names
+            and self._fits(a)
+        ]
+
+    def _key(self, artifact: Artifact) -> str:
+        key = artifact.id.removesuffix(f"-{self.build}")
+        return "markupsafe" if key.startswith("markupsafe-") else key
+
+    def _fits(self, artifact: Artifact) -> bool:
+        """Whether an artifact is for this Python, where it is for one."""
+        if not artifact.id.startswith("markupsafe-"):
+            return True
+        return artifact.id.startswith(f"markupsafe-cp{self.python.replace('.', '')}-")
+
+    def convert(self, artifact: Artifact, wheel: Path, out: Path) -> None:
+        component = COMPONENTS[self._key(artifact)]
+        if component.side == "python":
+            convert_with(wheel, out, Options(subdir=self.build, python=self.python))
+            return
+        convert_with(
+            wheel,
+            out,
+            Options(
+                subdir=self.build if component.side == "build" else self.target,
+                python=None,
+                name=component.name,
+                version=artifact.version,
+                layout=component.layout,
+                extra_files={k: FileSource.symlink(v) for k, v in component.links.items()},
+            ),
         )
 
 
@@ -190,6 +291,16 @@ class _System:
     compiler: host.Compiler
     headers: host.PythonHeaders
 
+    @property
+    def platforms(self) -> _Platforms:
+        return _Platforms(
+            build=self.build_platform, target=self.target_platform, python=self._python
+        )
+
+    @property
+    def _python(self) -> str:
+        return ".".join(self.headers.version.split(".")[:2])
+
     def facts(self) -> dict[str, str]:
         return {
             "provider": Bootstrap.name,
@@ -200,42 +311,6 @@ class _System:
             "python_headers": self.headers.version,
             "python_headers_digest": self.headers.digest,
         }
-
-    def artifacts(self, lock: ReleaseLock) -> list[Artifact]:
-        wanted = artifacts_for(lock, self.build_platform, "prebuilt")
-        return [a for a in wanted if self._key(a) in COMPONENTS and self._fits(a)]
-
-    def _key(self, artifact: Artifact) -> str:
-        key = artifact.id.removesuffix(f"-{self.build_platform}")
-        return "markupsafe" if key.startswith("markupsafe-") else key
-
-    def _fits(self, artifact: Artifact) -> bool:
-        """Whether an artifact is for this Python, where it is for one."""
-        if not artifact.id.startswith("markupsafe-"):
-            return True
-        return artifact.id.startswith(f"markupsafe-cp{self._python.replace('.', '')}-")
-
-    @property
-    def _python(self) -> str:
-        return ".".join(self.headers.version.split(".")[:2])
-
-    def convert(self, artifact: Artifact, wheel: Path, out: Path) -> None:
-        component = COMPONENTS[self._key(artifact)]
-        if component.side == "python":
-            convert_with(wheel, out, Options(subdir=self.build_platform, python=self._python))
-            return
-        convert_with(
-            wheel,
-            out,
-            Options(
-                subdir=self.build_platform if component.side == "build" else self.target_platform,
-                python=None,
-                name=component.name,
-                version=artifact.version,
-                layout=component.layout,
-                extra_files={k: FileSource.symlink(v) for k, v in component.links.items()},
-            ),
-        )
 
     def write_adapters(self, out: Path) -> None:
         compiler, python = self.compiler, self._python
