@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -188,9 +189,13 @@ def test_credentials_reach_the_same_server_and_no_message(server: BadServer) -> 
     with pytest.raises(FetchError) as caught:
         index.find("demo", "absent")
     assert "secret" not in str(caught.value)
-    page = b'{"files": [{"filename": "f", "url": "https://elsewhere/f", "hashes": {}}]}'
-    (link,) = parse_page("https://user:secret@index/simple/demo/", JSON, page)
-    assert link.url == "https://elsewhere/f"
+
+
+def test_credentials_go_with_absolute_links_of_the_same_server_only() -> None:
+    urls = ["https://index/f", "https://elsewhere/f", "http://index/f", "https://a:b@index/f"]
+    page = json.dumps({"files": [{"filename": "f", "url": url} for url in urls]}).encode()
+    links = parse_page("https://user:secret@index/simple/demo/", JSON, page)
+    assert [link.url for link in links] == ["https://user:secret@index/f", *urls[1:]]
 
 
 @pytest.mark.network
