@@ -105,7 +105,7 @@ def probe(
         env=clean,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,  # the build may be using the cores
     )
 
 
