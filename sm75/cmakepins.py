@@ -219,7 +219,8 @@ def _included(main: Script, files: TreeFiles) -> list[str]:
     for call in main.named("include", "add_subdirectory"):
         target = main.expand(call.args[0]).lstrip("/") if call.args else ""
         path = posixpath.normpath(target)
-        if path in _HELPERS or re.fullmatch(r"\w+", target):
+        module = re.fullmatch(r"\w+", target) is not None
+        if call.name == "include" and (module or path in _HELPERS):
             continue
         if call.name != "include" or posixpath.dirname(path) != EXTERNAL:
             raise main.refuse(

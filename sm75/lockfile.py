@@ -146,12 +146,23 @@ class Declared(_Record, frozen=True, kw_only=True):
 
 
 class Substitution(_Record, frozen=True, kw_only=True):
-    """A reasoned departure from a declared pin."""
+    """A reasoned departure from a declared pin.
+
+    Attributes:
+        name: Of the declaration departed from.
+        declared: Its value.
+        used: What is used instead, or that it is left out.
+        reason: Why that is sound.
+        covers: Other declarations that fall with it.
+        patch: The patch that carries it out, a file of the release's series; empty: none is needed.
+    """
 
     name: Text
     declared: Text
     used: Text
     reason: Text
+    covers: tuple[Text, ...] = ()
+    patch: str = ""
 
 
 class Rust(_Record, frozen=True, kw_only=True):
@@ -180,12 +191,16 @@ class Constraint(_Record, frozen=True, kw_only=True):
         spec: The bound, for instance ``>=5.5.3``.
         reason: Why.
         error: What happens outside the bound, when it is known.
+        source: Who says so.
+        test: What checks it.
     """
 
     name: Text
     spec: Text
     reason: Text
     error: str = ""
+    source: str = ""
+    test: str = ""
 
 
 class ReleaseLock(_Record, frozen=True, kw_only=True):

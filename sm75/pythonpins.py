@@ -188,11 +188,10 @@ def _docker_archs(files: TreeFiles) -> str:
 def _extensions(text: str) -> list[Declared]:
     """Extensions that a CUDA build lists: ``extension:<module>``, required or optional."""
     found: list[Declared] = []
-    calls = 0
+    appended = 0
     looked_for = 'ext_modules.append(CMakeExtension(name="…"[, optional=True]))'
     tree = _syntax(SETUP, text)
     for node, reached in _statements(tree.body, True):
-        calls += sum(_is_call(inner, "CMakeExtension") for inner in ast.walk(node))
         if not _touches(node, "ext_modules"):
             continue
         if isinstance(node, ast.Assign | ast.AnnAssign) and _is_empty_list(node.value):
@@ -200,6 +199,7 @@ def _extensions(text: str) -> list[Declared]:
         name, optional = _appended(node)
         if name is None:
             raise refusal(SETUP, looked_for, f"line {node.lineno}: {ast.unparse(node)}")
+        appended += 1
         if reached is not False:
             entry = Declared(
                 name=f"extension:{name}", file=SETUP, value="optional" if optional else "required"
@@ -208,9 +208,9 @@ def _extensions(text: str) -> list[Declared]:
                 raise refusal(SETUP, looked_for, f"{name} is listed twice")
             found.append(entry)
     everywhere = sum(_is_call(node, "CMakeExtension") for node in ast.walk(tree))
-    if not found or calls != everywhere:
+    if not found or appended != everywhere:
         raise refusal(
-            SETUP, looked_for, f"{everywhere} such calls, {calls} of them outside functions"
+            SETUP, looked_for, f"{appended} of {everywhere} CMakeExtension() are appended"
         )
     return found
 

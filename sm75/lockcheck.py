@@ -1,0 +1,380 @@
+"""Whether a release lock agrees with the pinned tree, its patches and its variants file.
+
+Every pin that the tree declares must be in the lock, and must be used as declared or departed from
+by a recorded substitution with its reason. So a new external project, extension or requirement of
+the next release is refused until somebody has looked at it.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from sm75 import fetch, rules
+from sm75.errors import LockError, PatchError
+from sm75.lockfile import (
+    BUILD_PLATFORMS,
+    Declared,
+    ReleaseLock,
+    Substitution,
+    TargetContract,
+    artifacts_for,
+    load_target,
+)
+from sm75.pins import TreePins, read_pins
+from sm75.progress import SilentReporter
+from sm75.series import load_series
+from sm75.store import Store
+from sm75.toolchain.host import GCC_MIN
+
+# The extensions that the package holds; ``verify`` demands exactly these.
+EXTENSIONS = (*rules.DEVICE_EXTENSIONS, *rules.HOST_EXTENSIONS)
+# Bounds that every lock must state, so that each has a reason and an error text.
+CONSTRAINTS = ("cuda", "driver", "gcc", "glibc", "python", "torch", "transformers", "vllm")
+_CUTLASS_VERSION = re.compile(r"(?m)^#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)$")
+
+
+def check(root: Path, lock: ReleaseLock, store: Store) -> None:
+    """Compare a release lock with everything it speaks of.
+
+    Args:
+        root: The project's directory.
+        lock: The lock.
+        store: The store; the sdist is fetched into it when it is not there.
+
+    Raises:
+        LockError: They disagree; every disagreement is listed. Or the tree declares something in a
+            form that is not known, or the target contract is malformed.
+        FetchError: The sdist cannot be had.
+    """
+    artifact = lock.artifact("vllm-sdist")
+    if not store.has(artifact):
+        fetch.fetch(fetch.plan_artifacts([artifact], store), store, SilentReporter())
+    pins = read_pins(store.get(artifact), cuda=cuda_version(lock))
+    target = load_target(root, lock.target)
+    problems = [
+        *tree_problems(lock, pins),
+        *constraint_problems(lock, target),
+        *cutlass_problems(lock, store),
+        *patch_problems(root, lock),
+        *variant_problems(root, lock),
+    ]
+    if problems:
+        raise LockError(
+            f"the lock of vLLM {lock.vllm} disagrees in {len(problems)} "
+            + ("place" if len(problems) == 1 else "places"),
+            why="\n        ".join(problems),
+            fix="look at each; correct the lock or record a substitution with its reason",
+        )
+
+
+def with_declared(lock: ReleaseLock, pins: TreePins) -> ReleaseLock:
+    """The lock with what the tree declares put in; substitutions and the rest stay.
+
+    Args:
+        lock: The lock.
+        pins: Read from its sdist.
+    """
+    return msgspec.structs.replace(
+        lock,
+        declared=pins.declared,
+        rust=msgspec.structs.replace(
+            lock.rust,
+            channel=pins.rust.channel,
+            cargo_lock_sha256=pins.rust.cargo_lock_sha256,
+            git=pins.rust.git,
+        ),
+    )
+
+
+def summary(lock: ReleaseLock) -> dict[str, object]:
+    """Short facts about a lock.
+
+    Args:
+        lock: The lock.
+
+    Returns:
+        Names and values for people and for JSON. ``download_bytes_<platform>`` is what a first
+        fetch on that machine reads, in bytes.
+    """
+    overlays = sum(ref.file.startswith("overlay/") for ref in lock.patches)
+    return {
+        "vllm": lock.vllm,
+        "target": lock.target,
+        "torch": lock.artifact("torch-dev").version,
+        "cuda": cuda_version(lock),
+        "rust": ", ".join(
+            f"{mode} (default)" if mode == lock.rust.default else mode for mode in lock.rust.modes
+        ),
+        **{
+            f"download_bytes_{platform}": sum(
+                artifact.download_size
+                for artifact in artifacts_for(lock, platform, lock.rust.default)
+            )
+            for platform in BUILD_PLATFORMS
+        },
+        "artifacts": len(lock.artifacts),
+        "patches": len(lock.patches) - overlays,
+        "overlay_files": overlays,
+        "declared": len(lock.declared),
+        "substitutions": len(lock.substitutions),
+        "constraints": ", ".join(f"{c.name} {c.spec}" for c in lock.constraints),
+    }
+
+
+def cuda_version(lock: ReleaseLock) -> str:
+    """Version of the pinned nvcc.
+
+    Raises:
+        LockError: None is pinned, or different ones for different build platforms.
+    """
+    versions = {a.version for a in lock.artifacts if a.project == "nvidia-cuda-nvcc"}
+    if len(versions) != 1:
+        raise LockError(
+            f"the lock of vLLM {lock.vllm} pins {len(versions)} versions of nvcc",
+            why=", ".join(sorted(versions)) or "no artifact of the project nvidia-cuda-nvcc",
+            fix="pin one version for all build platforms",
+        )
+    return versions.pop()
+
+
+def tree_problems(lock: ReleaseLock, pins: TreePins) -> Iterator[str]:
+    """Disagreements between a lock and what the tree declares."""
+    if pins.version != lock.vllm:
+        yield f"vllm: the lock says {lock.vllm}, the sdist says {pins.version}"
+    yield from _declared_problems(lock, pins)
+    yield from _use_problems(lock, pins)
+    yield from _rust_problems(lock, pins)
+
+
+def _declared_problems(lock: ReleaseLock, pins: TreePins) -> Iterator[str]:
+    counts = Counter(entry.name for entry in lock.declared)
+    yield from (f"{name}: the lock declares it twice" for name, n in counts.items() if n > 1)
+    ours = {entry.name: entry for entry in lock.declared}
+    theirs = {entry.name: entry for entry in pins.declared}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours:
+            yield f"{name}: {_said(theirs[name])}; the lock does not have it"
+        elif name not in theirs:
+            yield f"{name}: the lock has {ours[name].value}; the tree no longer declares it"
+        elif ours[name] != theirs[name]:
+            yield f"{name}: the lock has {_said(ours[name])}, the tree {_said(theirs[name])}"
+
+
+def _use_problems(lock: ReleaseLock, pins: TreePins) -> Iterator[str]:
+    declared = {entry.name: entry for entry in pins.declared}
+    accounted: Counter[str] = Counter()
+    for substitution in lock.substitutions:
+        accounted.update((substitution.name, *substitution.covers))
+        yield from _substitution_problems(lock, substitution, declared)
+    for name, entry in declared.items():
+        used = _used(lock, entry)
+        if accounted[name] > 1:
+            yield f"{name}: {accounted[name]} substitutions speak of it"
+        elif used == entry.value and accounted[name]:
+            yield f"{name}: it is used as declared, yet a substitution speaks of it"
+        elif used is None and not accounted[name]:
+            yield f"{name}: {_said(entry)}; the lock neither uses it nor says why not"
+        elif used not in (None, entry.value) and not accounted[name]:
+            yield f"{name}: {_said(entry)}; the lock uses {used} and gives no reason"
+    for extension in EXTENSIONS:
+        for name in (f"extension:vllm.{extension}", f"target:{extension}"):
+            if name not in declared:
+                yield f"{name}: the package must hold it, but the tree does not declare it"
+
+
+def _substitution_problems(
+    lock: ReleaseLock, substitution: Substitution, declared: dict[str, Declared]
+) -> Iterator[str]:
+    where = f"substitution {substitution.name}"
+    for name in (substitution.name, *substitution.covers):
+        if name not in declared:
+            yield f"{where}: the tree declares no {name}"
+    entry = declared.get(substitution.name)
+    if entry and substitution.declared != entry.value:
+        yield f"{where}: it departs from {substitution.declared}, the tree declares {entry.value}"
+    used = _used(lock, entry) if entry else None
+    if used not in (None, substitution.used):
+        yield f"{where}: it says {substitution.used} is used, the lock uses {used}"
+    if substitution.patch and substitution.patch not in {ref.file for ref in lock.patches}:
+        yield f"{where}: the lock pins no patch {substitution.patch}"
+
+
+def _used(lock: ReleaseLock, entry: Declared) -> str | None:
+    """What the build uses of a declared pin; ``None``: nothing, as far as the lock shows."""
+    bounds = {constraint.name: constraint.spec for constraint in lock.constraints}
+    kind, _, name = entry.name.partition(":")
+    match kind, name:
+        case "TORCH_SUPPORTED_VERSION_CUDA", "":
+            return lock.artifact("torch-dev").version
+        case "requirement", "torch":
+            return f"=={lock.artifact('torch-dev').version}"
+        case "requirement", "transformers":
+            return _same(entry.value, bounds.get("transformers"))
+        case "TORCH_TARGET_VERSION", _:
+            return bounds.get("torch", "nothing").removeprefix(">=")
+        case "gcc", _:
+            return bounds.get("gcc", "nothing").removeprefix(">=")
+        case "requires-python", "":
+            return _same(entry.value, bounds.get("python"))
+        case "PYTHON_SUPPORTED_VERSIONS", "":
+            return _minors(bounds.get("python", ""))
+        case ("CUDA_SUPPORTED_ARCHS", "") | ("docker", "torch_cuda_arch_list"):
+            return entry.value if "7.5" in re.split("[; ]", entry.value) else "7.5"
+        case "extension", "vllm.vllm-rs":
+            return entry.value
+        case "extension", _:
+            return entry.value if name.removeprefix("vllm.") in EXTENSIONS else None
+        case "target", _:
+            return entry.value if name in EXTENSIONS else None
+        case _:
+            return None
+
+
+def _same(declared: str, used: str | None) -> str | None:
+    """``declared`` when ``used`` means the same, else ``used``."""
+    try:
+        return declared if used and SpecifierSet(used) == SpecifierSet(declared) else used
+    except InvalidSpecifier:
+        return used
+
+
+def _minors(spec: str) -> str:
+    """The Python minors that a bound allows, as CMake writes a list."""
+    try:
+        allowed = SpecifierSet(spec)
+    except InvalidSpecifier:
+        return spec
+    return ";".join(f"3.{minor}" for minor in range(50) if allowed.contains(f"3.{minor}"))
+
+
+def _said(entry: Declared) -> str:
+    return f"{entry.value} in {entry.file}"
+
+
+def _rust_problems(lock: ReleaseLock, pins: TreePins) -> Iterator[str]:
+    for name, ours, theirs in (
+        ("channel", lock.rust.channel, pins.rust.channel),
+        ("Cargo.lock", lock.rust.cargo_lock_sha256, pins.rust.cargo_lock_sha256),
+        ("git dependencies", ", ".join(lock.rust.git), ", ".join(pins.rust.git)),
+    ):
+        if ours != theirs:
+            yield f"rust {name}: the lock has {ours or 'none'}, the tree {theirs or 'none'}"
+
+
+def constraint_problems(lock: ReleaseLock, target: TargetContract) -> Iterator[str]:
+    """Bounds that are missing, repeated, unreadable, or broken by the lock or its target."""
+    counts = Counter(constraint.name for constraint in lock.constraints)
+    yield from (f"constraint {name}: the lock lacks it" for name in CONSTRAINTS if not counts[name])
+    yield from (f"constraint {name}: stated {n} times" for name, n in counts.items() if n > 1)
+    subjects = _subjects(lock, target)
+    for constraint in lock.constraints:
+        if constraint.name not in CONSTRAINTS:
+            yield f"constraint {constraint.name}: nothing here can check it"
+            continue
+        try:
+            spec = SpecifierSet(constraint.spec)
+        except InvalidSpecifier:
+            yield f"constraint {constraint.name}: {constraint.spec!r} is not a version bound"
+            continue
+        for what, version in subjects.get(constraint.name, ()):
+            if not spec.contains(Version(version), prereleases=True):
+                yield f"constraint {constraint.name} {constraint.spec}: {what} is {version}"
+    bounds = {constraint.name: constraint.spec for constraint in lock.constraints}
+    for name, floor, who in (
+        ("gcc", str(GCC_MIN), "the toolchain"),
+        ("glibc", dict(rules.Policy(version=lock.vllm).ceilings)["GLIBC"], "verify"),
+    ):
+        if name in bounds and bounds[name] != f">={floor}":
+            yield f"constraint {name} {bounds[name]}: {who} holds to >={floor}"
+
+
+def _subjects(lock: ReleaseLock, target: TargetContract) -> dict[str, list[tuple[str, str]]]:
+    """What each bound applies to: a description and a version."""
+    torch = lock.artifact("torch-dev")
+    return {
+        "vllm": [("the lock's release", lock.vllm)],
+        "torch": [(torch.filename, torch.version), (f"the torch of {target.name}", target.torch)],
+        "cuda": [
+            *(
+                (artifact.filename, artifact.version)
+                for artifact in lock.artifacts
+                if artifact.project.startswith("nvidia-cuda-")
+            ),
+            (f"the CUDA of {target.name}", target.cuda),
+        ],
+        "glibc": [(f"the glibc of {target.name}", target.glibc)] if target.glibc else [],
+        "driver": [(f"the driver of {target.name}", target.driver)] if target.driver else [],
+        "python": [(f"the Python of {target.name}", minor) for minor in target.python],
+    }
+
+
+def cutlass_problems(lock: ReleaseLock, store: Store) -> Iterator[str]:
+    """Whether the CUTLASS headers are of the version the lock says; needs them in the store."""
+    artifact = lock.artifact("cutlass")
+    said = {s.used for s in lock.substitutions if s.name == "CUTLASS_REVISION"}
+    if not said or not store.has(artifact):
+        return
+    with zipfile.ZipFile(store.get(artifact)) as wheel:
+        headers = [n for n in wheel.namelist() if n.endswith("/include/cutlass/version.h")]
+        if len(headers) != 1:
+            yield f"cutlass: {artifact.filename} holds {len(headers)} cutlass/version.h"
+            return
+        found = dict(_CUTLASS_VERSION.findall(wheel.read(headers[0]).decode()))
+    version = "v" + ".".join(found.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
+    if said != {version}:
+        yield f"cutlass: the lock says {', '.join(said)}, the headers say {version}"
+
+
+def patch_problems(root: Path, lock: ReleaseLock) -> Iterator[str]:
+    """Disagreements between the lock and ``patches/<release>``."""
+    try:
+        series = load_series(root / "patches" / lock.vllm)
+    except PatchError as error:
+        yield f"patches: {error.what}: {error.why}"
+        return
+    if series.release != lock.vllm:
+        yield f"patches: series.toml is of release {series.release}"
+    there = {patch.file: patch.sha256 for patch in series.patches}
+    there |= {f"overlay/{overlay.file}": overlay.sha256 for overlay in series.overlays}
+    pinned = {ref.file: ref.sha256 for ref in lock.patches}
+    for name in sorted(pinned.keys() | there.keys()):
+        if name not in pinned:
+            yield f"patches: the lock does not pin {name}"
+        elif name not in there:
+            yield f"patches: the lock pins {name}, which patches/{lock.vllm} lacks"
+        elif pinned[name] != there[name]:
+            yield f"patches: the lock pins another {name}"
+
+
+def variant_problems(root: Path, lock: ReleaseLock) -> Iterator[str]:
+    """Disagreements between the lock and ``variants.yaml``, which the recipe reads."""
+    from rattler_build import VariantConfig, VariantError
+
+    path = root / "lock" / lock.vllm / "variants.yaml"
+    where = f"lock/{lock.vllm}/variants.yaml"
+    sdist = lock.artifact("vllm-sdist")
+    wanted = {
+        "vllm_version": [lock.vllm],
+        "vllm_sdist": [sdist.filename],
+        "vllm_sdist_sha256": [sdist.sha256],
+        "rust_frontend": [lock.rust.default],
+    }
+    try:
+        found = VariantConfig.from_file(path).to_dict() if path.is_file() else None
+    except VariantError as error:
+        yield f"{where}: {error}"
+        return
+    if found is None:
+        yield f"{where}: there is no such file"
+        return
+    for key in sorted(wanted.keys() | found.keys()):
+        if wanted.get(key) != found.get(key):
+            yield f"{where}: {key} is {found.get(key)}, by the lock {wanted.get(key)}"
