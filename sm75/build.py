@@ -25,7 +25,7 @@ from sm75 import channelcheck, condanorm, fetch, inputs
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
-from sm75.errors import BuildError, BusyError, DiskError, ToolchainError, UsageError
+from sm75.errors import BuildError, BusyError, DiskError, PatchError, ToolchainError, UsageError
 from sm75.lockfile import ReleaseLock
 from sm75.progress import Reporter, Task
 from sm75.series import load_series
@@ -430,7 +430,7 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             fix="free some space and run the same command again; it resumes",
         )
     if log.failed:
-        killed = log.exit_code in (137, -9) or re.search(r"\bKilled\b|signal 9|terminated", text)
+        killed = log.exit_code in (137, -9) or re.search(r"\bKilled\b|signal 9\b", text)
         raise BuildError(
             f"compiling {log.failed} failed",
             why=("the compiler was killed, most likely for memory" if killed else "compiler error")
@@ -438,9 +438,15 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             fix="run the same command with --jobs 1; it resumes" if killed
             else "read the log; the same command resumes where it stopped",
         )  # fmt: skip
-    patch = [line for line in tail if line.startswith("error: ")]
+    refused = [line.removeprefix("error: ") for line in tail if line.startswith("error: ")]
+    if log.step == "patch" and refused:
+        raise PatchError(
+            refused[0],
+            why=f"the whole log is {log_file}, its end:\n{end}",
+            fix="see where the patches apply: python3 orchestrator.py patches check",
+        )
     raise BuildError(
         f"the step {log.step or 'environment'!r} failed: {error.splitlines()[0] if error else ''}",
-        why=(patch[-1] + "; " if patch else "") + f"the whole log is {log_file}, its end:\n{end}",
+        why=f"the whole log is {log_file}, its end:\n{end}",
         fix="read the log; the same command resumes where it stopped",
     )
