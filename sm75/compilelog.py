@@ -12,7 +12,7 @@ from pathlib import Path
 DEFAULT_SECONDS = 15.0
 
 _STATUS = re.compile(
-    r"^sm75: \[(\d+)/(\d+)\] (?:Building \w+ object (\S+)\.o|Linking \w+ \S+ (\S+))"
+    r"^sm75: \[(\d+)/(\d+)\] (?:Building \w+ object (\S+)\.o|Linking \w+ (?:\w+ )+(\S+))"
 )
 _OBJECT = re.compile(r"^CMakeFiles/[^/]+\.dir/(?P<source>.+)$")
 _STEP = re.compile(r"^sm75: step (\w+)$")
@@ -79,4 +79,6 @@ class CompileLog:
     def estimate(self) -> float:
         """Seconds of all work that ninja has announced, as far as the weights know."""
         known = sum(self.weights.values())
+        if self.total < len(self.weights):  # resumed: which of them are left is not announced
+            return known * self.total / len(self.weights)
         return known + max(0, self.total - len(self.weights)) * DEFAULT_SECONDS
