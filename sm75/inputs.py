@@ -127,7 +127,7 @@ def _check_patches(lock: ReleaseLock, found: dict[str, str]) -> None:
     raise LockError(
         f"the lock of {lock.vllm} pins other patches than patches/{lock.vllm} holds",
         why=", ".join(changed[:5]) + (", …" if len(changed) > 5 else ""),
-        fix=f"review them, then: python3 orchestrator.py patches pin --release {lock.vllm}",
+        fix=f"review them, then: python3 orchestrator.py patches seal --release {lock.vllm}",
     )
 
 
