@@ -20,8 +20,8 @@ from sm75.transfer import TransferOptions
 from tests.unit.badserver import BadServer
 
 HASTY = TransferOptions(
-    connect_timeout=2,
-    read_timeout=0.5,
+    connect_timeout=10,
+    read_timeout=2,
     attempts=3,
     backoff=0.01,
     backoff_max=0.05,

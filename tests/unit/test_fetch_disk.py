@@ -158,7 +158,7 @@ def start(server: BadServer, store: Store, artifact: Artifact) -> subprocess.Pop
     )
 
 
-def wait_for(condition: Any, seconds: float = 20) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -172,8 +172,8 @@ def test_ctrl_c(server: BadServer, store: Store, case: Case) -> None:
     wait_for(lambda: part.exists() and part.stat().st_size > 1_000_000)
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - asked < 5
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 20
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert "run the same command again" in err
@@ -191,7 +191,7 @@ def test_kill_leaves_nothing_in_the_store(server: BadServer, store: Store, case:
     part = store.root / "partial" / f"{case.artifact.sha256}.part"
     wait_for(lambda: part.exists() and part.stat().st_size > 1_000_000)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert stored(store) == []
     run(server, store, case.artifact)
     assert store.get(case.artifact).read_bytes() == CONTENT
@@ -213,8 +213,8 @@ def test_two_fetches_at_once_download_once(server: BadServer, store: Store, case
     thread.start()
     wait_for(lambda: "waiting" in out.getvalue())
     server.release.set()  # the first one's connection ends; it resumes
-    _, err = process.communicate(timeout=20)
-    thread.join(20)
+    _, err = process.communicate(timeout=60)
+    thread.join(60)
     assert process.returncode == 0, err
     assert results[0].fetched == ()
     assert results[0].bytes_received == 0
