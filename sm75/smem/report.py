@@ -1,0 +1,236 @@
+"""``verify --smem`` as a whole: trees, audits before and after the patches, table, JSON, chart."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sm75.lockfile import ReleaseLock
+from sm75.progress import make_reporter
+from sm75.smem import audit as audits
+from sm75.smem import toolenv, trees
+from sm75.smem.audit import SHARED_LIMIT, Audit, Problem, Variant
+from sm75.smem.models import MODELS
+from sm75.store import Store
+
+# Parameters with a column of their own, in this order; others are not shown.
+_SIZES = (
+    "BLOCK_M", "BLOCK_Q", "TILE_SIZE", "BLOCK_N", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K",
+    "BLOCK_K", "BLOCK_SIZE", "D",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Both audits and the verdict on the second.
+
+    Attributes:
+        triton: Version that compiled.
+        subject: What was audited.
+        before: The unpatched sdist's audit; None where the sdist is not in the store.
+        after: The audited tree's.
+        problems: Findings in ``after``; empty is a pass.
+    """
+
+    triton: str
+    subject: str
+    before: Audit | None
+    after: Audit
+    problems: list[Problem]
+
+
+def make(
+    root: Path, lock: ReleaseLock, store: Store, package: Path | None, *, quiet: bool = False
+) -> Result:
+    """Audit a package, or the patched sources, beside the unpatched ones.
+
+    Args:
+        root: The project's directory.
+        lock: The release.
+        store: Where the pinned sdist is; without a package it is needed.
+        package: A built ``.conda`` or a directory; None: the sdist with the patches applied.
+        quiet: Show no progress.
+
+    Raises:
+        FetchError: The sdist is not in the store and no package was given.
+        PatchError: A patch does not apply.
+        ToolchainError: The audit's environment cannot be made.
+        BuildError: The worker broke off.
+    """
+    python = toolenv.ensure(root)
+    cache = root / ".sm75" / "smem" / f"triton-{toolenv.pinned_triton(root)}.json"
+    sdist = lock.artifact("vllm-sdist")
+    with (
+        tempfile.TemporaryDirectory(prefix="sm75-smem-") as scratch,
+        make_reporter(quiet=quiet) as reporter,
+    ):
+        before = None
+        if package is None or store.has(sdist):
+            pristine = Path(scratch, "unpatched")
+            trees.from_sdist(store.get(sdist), pristine, series=None)
+            # Only what the patches change: the rest is the same on both sides.
+            before = audits.run(
+                python, root, pristine, cache, reporter, groups=("attention", "encoder", "cache")
+            )
+        patched = Path(scratch, "patched")
+        if package is None:
+            series = trees.python_series(root / "patches" / lock.vllm)
+            trees.from_sdist(store.get(sdist), patched, series=series)
+        else:
+            trees.from_package(package, patched)
+        after = audits.run(python, root, patched, cache, reporter)
+    return Result(
+        triton=toolenv.pinned_triton(root),
+        subject=package.name if package else f"vllm {lock.vllm} with patches/{lock.vllm}",
+        before=before,
+        after=after,
+        problems=audits.problems(after),
+    )
+
+
+def run_and_print(
+    root: Path, lock: ReleaseLock, store: Store, package: Path | None, *, as_json: bool
+) -> int:
+    """Make the audit and print it; the exit code is 1 where there are problems."""
+    result = make(root, lock, store, package, quiet=as_json)
+    if as_json:
+        print(json.dumps(to_json(result), indent=2, sort_keys=True))
+    else:
+        console = Console()
+        console.print(table(result))
+        for problem in result.problems:
+            console.print(
+                f"[red]{problem.rule}[/]: {problem.kernel} {problem.what}\n"
+                f"  in {problem.cases[0]}"
+                + (f" and {len(problem.cases) - 1} more" if len(problem.cases) > 1 else ""),
+                highlight=False,
+            )
+        console.print(summary(result), highlight=False)
+    return 1 if result.problems else 0
+
+
+def summary(result: Result) -> str:
+    """One line: how many variants, the largest, the verdict."""
+    variants = result.after.variants.values()
+    largest = max((v.shared for v in variants), default=0)
+    verdict = f"{len(result.problems)} problems" if result.problems else "all within the limits"
+    before = ""
+    if result.before is not None:
+        most = max((v.shared for v in result.before.variants.values()), default=0)
+        before = f", {most} unpatched"
+    return (
+        f"smem: {len(variants)} kernel variants for sm_75 with Triton {result.triton}: at most "
+        f"{largest} of {SHARED_LIMIT} bytes{before}; {verdict}"
+    )
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Everything, for machines."""
+    after = result.after
+    return {
+        "schema": 1,
+        "subject": result.subject,
+        "target": "sm_75",
+        "triton": result.triton,
+        "limit": SHARED_LIMIT,
+        "passed": not result.problems,
+        "summary": summary(result),
+        "problems": [
+            {"rule": p.rule, "kernel": p.kernel, "what": p.what, "cases": list(p.cases)}
+            for p in result.problems
+        ],
+        "launches": [
+            {
+                "case": use.case,
+                "group": use.group,
+                "kernel": use.kernel,
+                **_figures(after.variants.get(use.key)),
+            }
+            for use in after.uses
+        ],
+        "chart": chart(result),
+        "models": [
+            {"name": m.name, "layers": [layer.name for layer in m.layers], "source": m.source}
+            for m in MODELS
+        ],
+    }
+
+
+def _figures(variant: Variant | None) -> dict[str, Any]:
+    if variant is None:
+        return {}
+    explained = audits.explanation(variant) if variant.spill_stores > 0 else None
+    return {
+        "parameters": variant.parameters,
+        "shared": variant.shared,
+        "registers": variant.registers,
+        "spill_stores": variant.spill_stores,
+        "spill_loads": variant.spill_loads,
+        "mma": variant.mma,
+        "fma": variant.fma,
+        "explained": explained.why if explained else "",
+    }
+
+
+def chart(result: Result) -> dict[str, Any]:
+    """Bars for the report: shared memory of a case before and after, against the limit."""
+    before = _most(result.before) if result.before is not None else {}
+    bars = [
+        {"label": case, "before": before.get(case), "after": shared}
+        for case, shared in _most(result.after).items()
+        if case.startswith("Gemma 4") or max(shared, before.get(case, 0)) > SHARED_LIMIT // 2
+    ]
+    return {"limit": SHARED_LIMIT, "unit": "bytes of shared memory a block", "bars": bars}
+
+
+def _most(audit: Audit) -> dict[str, int]:
+    most: dict[str, int] = {}
+    for use in audit.uses:
+        if use.key in audit.variants:
+            shared = audit.variants[use.key].shared
+            most[use.case] = max(most.get(use.case, 0), shared)
+    return most
+
+
+def table(result: Result) -> Table:
+    """One row a case and kernel; a case's bytes before the patches stand beside those after."""
+    before: dict[tuple[str, str], int] = {}
+    if result.before is not None:
+        for use in result.before.uses:
+            if use.key in result.before.variants:
+                before[use.case, use.kernel] = result.before.variants[use.key].shared
+    out = Table(title=f"{result.subject}: Triton {result.triton} for sm_75", header_style="bold")
+    for name in ("launch", "kernel", "sizes", "warps"):
+        out.add_column(name, overflow="fold")
+    for name in ("unpatched", "shared B", "regs", "spill B", "fma", "mma"):
+        out.add_column(name, justify="right")
+    seen = set()
+    for use in result.after.uses:
+        variant = result.after.variants.get(use.key)
+        if variant is None or (use.case, use.key) in seen:
+            continue
+        seen.add((use.case, use.key))
+        was = before.get((use.case, use.kernel))
+        out.add_row(
+            use.case,
+            use.kernel.removeprefix("_"),
+            " ".join(str(variant.parameters[k]) for k in _SIZES if k in variant.parameters),
+            str(variant.parameters.get("num_warps", "")),
+            "" if was is None else _coloured(was),
+            variant.failed[:40] or _coloured(variant.shared),
+            str(variant.registers),
+            str(variant.spill_stores),
+            str(variant.fma),
+            str(variant.mma),
+        )
+    return out
+
+
+def _coloured(shared: int) -> str:
+    return f"[red]{shared}[/]" if shared > SHARED_LIMIT else str(shared)

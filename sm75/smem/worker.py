@@ -1,0 +1,196 @@
+"""Compile the launches of a tree for the target, in the audit's own environment.
+
+    python -m sm75.smem.worker < request.json    # events as JSON lines
+
+Triton's own launcher specialises each launch (types, alignment, constants), so what is compiled
+is what the device would be given. Needs Triton, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sm75.smem import standins
+from sm75.smem.cases import all_cases
+from sm75.smem.record import modules
+
+# What ptxas -v says of a kernel.
+_SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+# Tensor-core and fused multiply-add instructions in PTX.
+_MMA = re.compile(r"\b(?:wmma\.mma|mma\.sync)\b")
+_FMA = re.compile(r"\bfma\.rn\.")
+# Launch parameters worth a column; the names of the audited kernels.
+_SHOWN = re.compile(r"^(BLOCK|TILE|IS_3D|HEAD_SIZE|D$|num_warps|num_stages|PACKED|PADDED)")
+
+_variants: dict[str, dict[str, Any]] = {}
+
+
+class _Driver:
+    """A device that is there for questions only."""
+
+    def __init__(self, arch: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+def _emit(event: dict[str, Any]) -> None:
+    sys.__stdout__.write(json.dumps(event, sort_keys=True) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+def _specialise(kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> str:
+    """Remember the variant a launch needs; returns its key."""
+    from triton import __version__
+
+    kwargs = {**kwargs, "debug": False, "instrumentation_mode": ""}
+    _, _, target, backend, binder = kernel.device_caches[0]
+    bound, specialisation, options = binder(*args, **kwargs)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, kwargs, bound, specialisation, options
+    )
+    identity = [
+        __version__, str(target), kernel.cache_key, signature,
+        sorted((str(path), str(value)) for path, value in constants.items()),
+        sorted((str(path), str(value)) for path, value in attributes.items()),
+        sorted((name, str(value)) for name, value in vars(options).items()
+               if name != "extern_libs"),
+    ]  # fmt: skip
+    key = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()
+    names = list(bound)
+    shown = {
+        names[path[0]]: value
+        for path, value in constants.items()
+        if len(path) == 1 and _SHOWN.match(names[path[0]]) and isinstance(value, int)
+    }
+    _variants.setdefault(
+        key,
+        {
+            "kernel": kernel, "signature": signature, "constants": constants,
+            "attributes": attributes, "options": options, "target": target,
+            "parameters": shown | {"num_warps": options.num_warps},
+        },
+    )  # fmt: skip
+    return key
+
+
+def _hook(found: list[tuple[str, str]]) -> None:
+    """Make launches of real Triton kernels a record."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        found.append((self.__name__, _specialise(self, grid, args, kwargs)))
+
+    def tune(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        for config in self.prune_configs(kwargs):
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    JITFunction.run = run
+    Autotuner.run = tune
+
+
+def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    groups = set(request["groups"])
+    cases = [case for case in all_cases() if not groups or case.group in groups]
+    major, minor = request["capability"]
+    standins.install(Path(request["tree"]), modules(cases), (major, minor), compiler=True)
+    from triton.runtime import driver
+
+    driver.set_active(_Driver(10 * major + minor))
+    found: list[tuple[str, str]] = []
+    _hook(found)
+    for case in cases:
+        found.clear()
+        event: dict[str, Any] = {"event": "case", "case": case.name, "group": case.group}
+        try:
+            case.call()
+        except (ValueError, AssertionError) as error:
+            event["refused"] = str(error)
+        except Exception as error:
+            # A wrapper that the stand-ins do not carry is said, never passed over.
+            event["failed"] = f"{type(error).__name__}: {error}"
+        event["launches"] = [list(pair) for pair in found]
+        yield event
+
+
+def _compile(key: str) -> dict[str, Any]:
+    """Compile one variant and measure it. Runs in a forked process."""
+    from triton import knobs
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as build
+
+    variant = _variants[key]
+    started = time.monotonic()
+    log = io.StringIO()
+    result: dict[str, Any] = {
+        "event": "variant", "key": key, "kernel": variant["kernel"].__name__,
+        "parameters": variant["parameters"],
+    }  # fmt: skip
+    knobs.compilation.always_compile = True
+    knobs.nvidia.dump_ptxas_log = True
+    try:
+        source = ASTSource(
+            variant["kernel"], variant["signature"], variant["constants"], variant["attributes"]
+        )
+        with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache:
+            knobs.cache.dir = cache
+            built = build(source, target=variant["target"], options=vars(variant["options"]))
+            ptx = built.asm["ptx"]
+    except Exception as error:
+        result["failed"] = f"{type(error).__name__}: {str(error).strip()[:400]}"
+        return result
+    spills = [tuple(map(int, found)) for found in _SPILL.findall(log.getvalue())]
+    registers = [int(found) for found in _REGISTERS.findall(log.getvalue())]
+    return result | {
+        "shared": built.metadata.shared,
+        "registers": max(registers, default=-1),
+        "spill_stores": max((s[1] for s in spills), default=-1),
+        "spill_loads": max((s[2] for s in spills), default=-1),
+        "mma": len(_MMA.findall(ptx)),
+        "fma": len(_FMA.findall(ptx)),
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
+def main() -> None:
+    """Record, then compile what the request does not know yet."""
+    request = json.load(sys.stdin)
+    os.environ["TRITON_CACHE_DIR"] = request["scratch"]
+    for event in _record(request):
+        _emit(event)
+    todo = [key for key in _variants if key not in set(request["known"])]
+    _emit({"event": "plan", "variants": len(_variants), "todo": len(todo)})
+    if not request["compile"]:
+        return
+    context = multiprocessing.get_context("fork")
+    with context.Pool(min(request["jobs"], len(todo) or 1), maxtasksperchild=20) as pool:
+        for result in pool.imap_unordered(_compile, todo):
+            _emit(result)
+
+
+if __name__ == "__main__":
+    main()
