@@ -114,7 +114,7 @@ def fetch(
 
 def _fetch(
     lock: ReleaseLock, store: Store, rust: str | None, *, dry_run: bool = False,
-    as_json: bool = False,
+    as_json: bool = False, quiet: bool = False,
 ) -> None:  # fmt: skip
     from sm75 import fetch as step
     from sm75.progress import amount, make_reporter
@@ -130,6 +130,8 @@ def _fetch(
                 "store": str(store.root),
             }
         )
+    elif quiet:  # standard output is another command's JSON
+        pass
     elif wanted.todo:
         click.echo(
             f"fetch: {amount(wanted.bytes_download, 'B')} in {len(wanted.todo)} files to "
@@ -185,10 +187,19 @@ def build(
         if planned.needed and not as_json:
             _fetch(lock, place, mode, dry_run=True)
         return
-    if planned.needed and not offline and not as_json:
-        _fetch(lock, place, mode)
+    if planned.needed and not offline:
+        _fetch(lock, place, mode, quiet=as_json)
     with make_reporter(sys.stderr if as_json else None) as reporter:
-        outcome = step.build(lock, provider, settings, planned, reporter)
+        outcome = step.build(
+            lock,
+            provider,
+            settings,
+            planned,
+            reporter,
+            (lambda package: _verify(lock, place, package, as_json=as_json, quiet=as_json))
+            if check
+            else (lambda package: None),
+        )
     if as_json:
         _print_json(
             {
@@ -208,8 +219,6 @@ def build(
             f"build: {outcome.package} ({size:.1f} MiB, Rust frontend: {mode}) "
             f"in {span(outcome.seconds)}"
         )
-        if check:
-            _verify(lock, place, outcome.package, as_json=False)
     else:
         click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
 
@@ -248,14 +257,16 @@ def verify(
     _verify(lock, _store(store), package, as_json=as_json)
 
 
-def _verify(lock: ReleaseLock, store: Store, package: Path, *, as_json: bool) -> None:
+def _verify(
+    lock: ReleaseLock, store: Store, package: Path, *, as_json: bool, quiet: bool = False
+) -> None:
     from sm75 import proof
     from sm75 import verify as rules
 
     result = proof.verify_package(ROOT, lock, store, package)
-    if as_json:
+    if as_json and not quiet:
         _print_json(rules.to_json(result))
-    else:
+    elif not quiet:
         from rich.console import Console
 
         Console().print(rules.table(result))

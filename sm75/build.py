@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -167,6 +167,7 @@ def build(
     settings: Settings,
     planned: Planned,
     reporter: Reporter,
+    check: Callable[[Path], None] = lambda package: None,
 ) -> Outcome:
     """Build the package and publish it, unless the channel has it.
 
@@ -176,8 +177,10 @@ def build(
         settings: See there.
         planned: What :func:`look` found.
         reporter: Shows progress.
+        check: Looks at the finished package and raises, when it is not fit to publish.
 
     Raises:
+        CheckFailed: From ``check``; nothing is published.
         FetchError: An input is not in the store.
         PatchError: A patch does not apply at its exact place.
         BuildError: A step failed; the message has the end of the log.
@@ -192,7 +195,7 @@ def build(
         with _only_one(settings, reporter):
             # The one that was waited for may have built the same.
             if look(lock, provider, settings).needed:
-                compiled = _build(lock, provider, settings, planned, reporter)
+                compiled = _build(lock, provider, settings, planned, reporter, check)
     return Outcome(
         package=planned.package,
         inputs=planned.inputs,
@@ -208,6 +211,7 @@ def _build(
     settings: Settings,
     planned: Planned,
     reporter: Reporter,
+    check: Callable[[Path], None],
 ) -> tuple[str, ...]:
     if settings.recompile:
         shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
@@ -220,9 +224,11 @@ def _build(
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
     facts = planned.inputs.facts
-    condanorm.normalize(
-        built, scratch, about_extra={"provenance": facts, "native_hash": planned.inputs.native_hash}
-    )
+    extra = {"provenance": facts, "native_hash": planned.inputs.native_hash}
+    reporter.line("build: pack")
+    condanorm.normalize(built, scratch, about_extra=extra)
+    reporter.line("build: verify")
+    check(scratch / built.name)
     channels.publish(
         [scratch / built.name],
         settings.channel,

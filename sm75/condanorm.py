@@ -80,6 +80,7 @@ def normalize(
         info.pop(name, None)
     entries: dict[str, dict[str, Any]] = {e["_path"]: e for e in described["paths"]["paths"]}
     about = described.get("about", {})
+    about.pop("channels", None)  # where this machine keeps its channels
     if about_extra:
         about["extra"] = {**about.get("extra", {}), **about_extra}
 

@@ -52,6 +52,8 @@ def main() -> None:
     tree = src / "vllm-src"
     native = Path(os.environ.get("SM75_NATIVE_DIR") or src / "native")
     site = Path(os.environ["SP_DIR"])
+    # Recipe builders set it; the linker would make a RUNPATH of it.
+    os.environ.pop("LD_RUN_PATH", None)
     step("patch")
     if not (tree / ".sm75-patched").exists():
         run([sys.executable, "-m", "sm75.patching", "apply",

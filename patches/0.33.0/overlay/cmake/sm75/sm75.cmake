@@ -62,6 +62,7 @@ function(sm75_finish out)
     return()
   endif()
   file(STRINGS "${SM75_DIR}/slowest.txt" slowest REGEX "^[^#]")
+  list(TRANSFORM slowest REPLACE "^[0-9]+ " "")
   foreach(target IN ITEMS _C_stable_libtorch _moe_C_stable_libtorch
                           cumem_allocator spinloop fs_io_C)
     if(NOT TARGET ${target})
