@@ -18,6 +18,7 @@ EXTERNAL = "cmake/external_projects"
 # Files that declare nothing we read: functions, and the CPU build.
 _HELPERS = {"cmake/utils.cmake", "cmake/cpu_extension.cmake"}
 _TARGET_VERSION = re.compile(r"TORCH_TARGET_VERSION=0x([0-9A-Fa-f]{16})ULL")
+_REPOSITORY = re.compile(r"https://(?:github\.com/)?([\w.-]+(?:/[\w.-]+?)+?)(?:\.git)?/?")
 _FETCHERS = {"fetchcontent_declare", "fetchcontent_populate", "externalproject_add"}
 
 
@@ -193,7 +194,11 @@ def _torch_version(script: Script, digits: str) -> str:
 
 
 def _externals(script: Script) -> Iterator[Declared]:
-    """Sources fetched from elsewhere: ``external:<name>``, repository and revision."""
+    """Sources fetched from elsewhere: ``external:<name>``, ``owner/repository@revision``.
+
+    GitHub goes without saying, any other host is named: a lock is no list of places to download
+    from.
+    """
     looked_for = "FetchContent_Declare(NAME … GIT_REPOSITORY … GIT_TAG …)"
     for call in script.calls:
         if call.name not in _FETCHERS:
@@ -206,11 +211,10 @@ def _externals(script: Script) -> Iterator[Declared]:
         repository, revision = _keyword(call, "GIT_REPOSITORY"), _keyword(call, "GIT_TAG")
         if call.name == "externalproject_add" or repository is None or revision is None:
             raise script.refuse(looked_for, f"line {call.line}: {call.name}({' '.join(call.args)})")
-        yield _declared(
-            f"external:{call.args[0]}",
-            script,
-            f"{script.expand(repository)}@{script.expand(revision)}",
-        )
+        where = _REPOSITORY.fullmatch(script.expand(repository))
+        if where is None:
+            raise script.refuse(looked_for, f"line {call.line}: {script.expand(repository)}")
+        yield _declared(f"external:{call.args[0]}", script, f"{where[1]}@{script.expand(revision)}")
 
 
 def _included(main: Script, files: TreeFiles) -> list[str]:

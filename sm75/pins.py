@@ -7,7 +7,7 @@ was looked for; it is never passed over. Names of declarations:
 ``CUTLASS_REVISION`` and so on  CMake variables of the top ``CMakeLists.txt``
 ``TORCH_TARGET_VERSION:<ext>``  the oldest torch whose stable ABI an extension needs
 ``gcc``, ``gcc:cuda``           the oldest GCC; that for the external projects' sources
-``external:<name>``             a source that CMake fetches, ``repository@revision``
+``external:<name>``             a source that CMake fetches, ``owner/name@revision``
 ``target:<name>``               an extension that CMake defines
 ``extension:<module>``          an extension that setup.py lists, or a Rust program
 ``requirement:<project>``       a version in ``requirements/``

@@ -166,8 +166,9 @@ def _requirement(files: TreeFiles, file: str, name: str) -> str:
 def _requirements(file: str, text: str) -> Iterator[Requirement]:
     for number, line in enumerate(text.splitlines(), 1):
         entry = re.sub(r"(^|\s)#.*", "", line).strip()
-        # Another requirements file; the ones that matter are read by name.
-        if not entry or re.fullmatch(r"(-r|--requirement)\s+\S+", entry):
+        # Another requirements file (those that matter are read by name), or one more place to
+        # look for packages: neither says what is required here.
+        if not entry or re.fullmatch(r"(-r|--requirement|--extra-index-url)\s+\S+", entry):
             continue
         try:
             yield Requirement(entry)

@@ -128,7 +128,7 @@ def test_the_lock_declares_a_pin_twice() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("external:newproject", "https://example.org/new.git@abc"),
+        ("external:newproject", "owner/new@abc"),
         ("extension:vllm._new_C", "optional"),
         ("target:_new_C", "CUDA abi3 3"),
         ("requirement:newthing", "==1"),

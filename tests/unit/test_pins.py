@@ -40,8 +40,8 @@ def test_all_declarations_of_a_small_tree() -> None:
         "extension:vllm._deep_C": "optional",
         "extension:vllm.spinloop": "required",
         "extension:vllm.vllm-rs": "rust/Cargo.toml --bin vllm-rs +tls",
-        "external:cutlass": "https://example.org/cutlass.git@v4.7.1",
-        "external:deep": "https://example.org/deep.git@abc123",
+        "external:cutlass": "nvidia/cutlass@v4.7.1",
+        "external:deep": "example.org/d/deep@abc123",
         "gcc": "11.3",
         "gcc:cuda": "13",
         "requirement:flashinfer-python": "==0.7.2",
@@ -102,6 +102,7 @@ BROKEN = [
     (MAIN, "project(demo LANGUAGES CXX)", "project(demo [==[ LANGUAGES CXX)", "CMake"),
     (DEEP_FILE, "FetchContent_Populate(", "ExternalProject_Add(", "GIT_TAG"),
     (DEEP_FILE, "FetchContent_Populate(", "git_clone(", "GIT_TAG"),
+    (DEEP_FILE, "https:", "ssh:", "GIT_REPOSITORY"),
     (DEEP_FILE, 'GIT_TAG "${_TAG}"', 'GIT_TAG "${_OTHER}"', "_OTHER"),
     (DEEP_FILE, 'VLLM_TARGET_DEVICE STREQUAL "rocm"', "SOMETHING", "_TAG"),
     ("setup.py", 'name="vllm._deep_C"', 'name=f"vllm.{x}"', "ext_modules"),
@@ -263,7 +264,7 @@ def test_the_pinned_tree_declares_what_the_lock_says() -> None:
     declared = {entry.name: entry.value for entry in found.declared}
     assert declared["CUTLASS_REVISION"] == "v4.7.1"
     assert declared["TORCH_TARGET_VERSION:_moe_C_stable_libtorch"] == "2.11"
-    assert declared["external:triton_kernels"].endswith("triton.git@v3.5.1")
+    assert declared["external:triton_kernels"].endswith("triton-lang/triton@v3.5.1")
     files = {e.file for e in found.declared if e.name.startswith("external:")}
     assert len(files - {MAIN}) == 9
     assert found.rust.git == lock.rust.git

@@ -45,7 +45,7 @@ if(VLLM_CUTLASS_SRC_DIR)
 else()
   FetchContent_Declare(
     cutlass
-    GIT_REPOSITORY https://example.org/cutlass.git
+    GIT_REPOSITORY https://github.com/nvidia/cutlass.git
     # in step with the line above
     GIT_TAG ${CUTLASS_REVISION}
   )
@@ -72,7 +72,7 @@ else()
 endif()
 FetchContent_Populate(
   deep
-  GIT_REPOSITORY "https://example.org/deep.git"
+  GIT_REPOSITORY "https://example.org/d/deep.git"
   GIT_TAG "${_TAG}"
 )
 cuda_archs_loose_intersection(DEEP_ARCHS "9.0a" "${CUDA_ARCHS}")
@@ -119,8 +119,8 @@ FILES = {
     "cmake/external_projects/deep.cmake": DEEP,
     "setup.py": SETUP,
     "pyproject.toml": '[project]\nname = "vllm"\nrequires-python = ">=3.11,<3.13"\n',
-    "requirements/cuda.txt": "-r common.txt\ntorch==2.14.0 # the one\ntorchvision==0.29.0\n"
-    "torchaudio==2.11.0\nflashinfer-python==0.7.2\n",
+    "requirements/cuda.txt": "-r common.txt\n--extra-index-url https://example.org/\n"
+    "torch==2.14.0 # the one\ntorchvision==0.29.0\ntorchaudio==2.11.0\nflashinfer-python==0.7.2\n",
     "requirements/common.txt": "# common\n\ntransformers >= 5.16.1, < 5.21.0\n"
     'protobuf==1; platform_machine == "s390x"\nfastapi[standard] >= 0.133\n',
     "rust-toolchain.toml": '[toolchain]\nchannel = "1.95"\n',
