@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import multiprocessing
-import os
 import re
 import sys
 import tempfile
@@ -179,7 +178,6 @@ def _compile(key: str) -> dict[str, Any]:
 def main() -> None:
     """Record, then compile what the request does not know yet."""
     request = json.load(sys.stdin)
-    os.environ["TRITON_CACHE_DIR"] = request["scratch"]
     for event in _record(request):
         _emit(event)
     todo = [key for key in _variants if key not in set(request["known"])]
