@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +110,30 @@ def work(job: Job) -> None:
     emit({"package": str(result.packages[0])})
 
 
-def _end_with_parent() -> None:
-    """End the compilers when the orchestrator is gone, however it went (its pipe closes)."""
-    sys.stdin.buffer.read()
+def _end_with_parent() -> int:
+    """Have the compilers end when the orchestrator is gone, however it went (its pipe closes).
+
+    That is a process, not a thread: py-rattler-build holds the interpreter's lock while a compiler
+    is silent.
+
+    Returns:
+        Its process id; it must be ended before this process ends by itself.
+    """
+    watcher = os.fork()
+    if watcher:
+        return watcher
+    for output in (1, 2):  # whoever reads them must see their end
+        os.close(output)
+    while os.read(0, 4096):
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(0)
 
 
 def main() -> None:
     """Read the job, do it, say how it ended."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    watcher = _end_with_parent()
     code = 0
     try:
         work(job)
@@ -128,6 +141,8 @@ def main() -> None:
         emit({"error": str(err) or type(err).__name__})
         code = 1
     sys.stdout.flush()
+    os.kill(watcher, signal.SIGKILL)
+    os.waitpid(watcher, 0)
     # See sm75.rattler_rt: the interpreter's own exit can crash in rattler's runtime.
     os._exit(code)
 
