@@ -17,7 +17,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from sm75.errors import ToolchainError
 
@@ -103,7 +103,10 @@ def find_compiler(target: str, *, install: bool = True) -> Compiler:
         )
     refused = []
     for cxx in found:
-        version = Version(_output([str(cxx), "-dumpfullversion", "-dumpversion"]).strip())
+        version = _version(cxx)
+        if version is None:
+            refused.append(f"{cxx} does not say its version")
+            continue
         if not GCC_MIN <= version < GCC_BELOW:
             refused.append(f"{cxx.name} is {version}")
             continue
@@ -111,8 +114,17 @@ def find_compiler(target: str, *, install: bool = True) -> Compiler:
     raise ToolchainError(
         f"no suitable C++ compiler for {target}",
         why=f"{', '.join(refused)}; GCC >= {GCC_MIN} and < {GCC_BELOW} is needed",
-        fix=f"sudo apt-get install {_apt_package(target)} of a newer distribution, or use pixi",
+        fix=f"install one of them, for instance: sudo apt-get install {_apt_package(target, 12)}"
+        "   (or build with pixi)",
     )
+
+
+def _version(cxx: Path) -> Version | None:
+    """GCC's version; ``None`` when the program does not run or says something else."""
+    try:
+        return Version(_output([str(cxx), "-dumpfullversion", "-dumpversion"]).strip())
+    except (OSError, subprocess.CalledProcessError, InvalidVersion):
+        return None
 
 
 def _candidates(target: str) -> list[Path]:
@@ -123,8 +135,9 @@ def _candidates(target: str) -> list[Path]:
     return [Path(path) for path in paths if path]
 
 
-def _apt_package(target: str) -> str:
-    return "g++" if target == build_platform() else f"g++-{TRIPLETS[target].replace('_', '-')}"
+def _apt_package(target: str, major: int | None = None) -> str:
+    name = f"g++-{major}" if major else "g++"
+    return name if target == build_platform() else f"{name}-{TRIPLETS[target].replace('_', '-')}"
 
 
 def _may_install() -> bool:
