@@ -158,8 +158,10 @@ class Bootstrap:
                 self.reporter,
                 store,
                 system.platforms,
-                system.platforms.artifacts(lock, frozenset(c.name for c in COMPONENTS.values())),
-                system.facts(),
+                system.platforms.artifacts(
+                    lock, store, frozenset(c.name for c in COMPONENTS.values())
+                ),
+                system.facts() | system.places(),
                 system.write_adapters,
             )
         ]
@@ -202,7 +204,7 @@ def target_channel(
         DiskError: The channel cannot be written.
     """
     platforms = _Platforms(build=build_platform, target=target_platform, python="")
-    artifacts = platforms.artifacts(lock, names)
+    artifacts = platforms.artifacts(lock, store, names)
     return _channel(directory, reporter, store, platforms, artifacts, {}, lambda _: None)
 
 
@@ -243,8 +245,13 @@ class _Platforms:
     target: str
     python: str
 
-    def artifacts(self, lock: ReleaseLock, names: frozenset[str]) -> list[Artifact]:
-        wanted = artifacts_for(lock, self.build, "prebuilt")
+    def artifacts(self, lock: ReleaseLock, store: Store, names: frozenset[str]) -> list[Artifact]:
+        # Nobody fetches the Rust binary for a build without it.
+        wanted = [
+            a
+            for a in artifacts_for(lock, self.build, "prebuilt")
+            if a.role != "prebuilt" or store.has(a)
+        ]
         return [
             a
             for a in wanted
@@ -311,6 +318,13 @@ class _System:
             "python_headers": self.headers.version,
             "python_headers_digest": self.headers.digest,
         }
+
+    def places(self) -> dict[str, str]:
+        """Where the adapters point: it decides which channel serves, not what is built."""
+        compiler = self.compiler
+        paths = {"cxx": compiler.cxx, "cc": compiler.cc, "strip": compiler.strip,
+                 "interpreter": host.base_python()}  # fmt: skip
+        return {name: str(path) for name, path in paths.items()}
 
     def write_adapters(self, out: Path) -> None:
         compiler, python = self.compiler, self._python
