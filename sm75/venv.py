@@ -42,15 +42,23 @@ def ensure(root: Path, *, dev: bool = False) -> None:
     done = [home / f"{path.stem}-{_key(path)}.done" for path in lists]
     if inside and all(path.exists() for path in done):
         return
-    root.joinpath(".sm75").mkdir(exist_ok=True)
-    with (root / ".sm75" / "venv.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "bin" / "python").exists() or (not inside and not done[0].exists()):
-            _create(home)
-        for path, marker in zip(lists, done, strict=True):
-            if not marker.exists():
-                _install(home, path)
-                marker.touch()
+    try:
+        root.joinpath(".sm75").mkdir(exist_ok=True)
+        with (root / ".sm75" / "venv.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (home / "bin" / "python").exists() or (not inside and not done[0].exists()):
+                _create(home)
+            for path, marker in zip(lists, done, strict=True):
+                if not marker.exists():
+                    _install(home, path)
+                    marker.touch()
+    except OSError as err:
+        _fail(
+            f"cannot write {err.filename or root}",
+            why=str(err.strerror),
+            fix="free some space, or work in a checkout that you may write to",
+            code=9,
+        )
     python = str(home / "bin" / "python")
     os.execv(python, [python, *sys.argv])  # noqa: S606
 
@@ -99,6 +107,6 @@ def _install(home: Path, path: Path) -> None:
         )
 
 
-def _fail(what: str, *, why: str, fix: str) -> None:
+def _fail(what: str, *, why: str, fix: str, code: int = 6) -> None:
     print(f"error: {what}\n  why:  {why}\n  next: {fix}", file=sys.stderr)
-    sys.exit(6)
+    sys.exit(code)
