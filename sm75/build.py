@@ -190,16 +190,18 @@ def build(
     """
     started = time.monotonic()
     compiled: tuple[str, ...] = ()
+    built = False
     if planned.needed:
         fetch.require(fetch.plan(lock, settings.store, planned.platform, settings.rust))
         with _only_one(settings, reporter):
             # The one that was waited for may have built the same.
             if look(lock, provider, settings).needed:
                 compiled = _build(lock, provider, settings, planned, reporter, check)
+                built = True
     return Outcome(
         package=planned.package,
         inputs=planned.inputs,
-        built=planned.needed,
+        built=built,
         compiled=compiled,
         seconds=time.monotonic() - started,
     )

@@ -59,7 +59,7 @@ def test_a_build() -> None:
 
 def test_steps_as_they_begin() -> None:
     log = CompileLog()
-    seen = []
+    seen: list[str] = []
     for line in LOG.splitlines():
         log.feed(line)
         if not seen or seen[-1] != log.step:

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from sm75 import build, inputs, proof
+from sm75 import build, channelcheck, fetch, inputs, proof
 from sm75.errors import LockError, PatchError, ToolchainError
 from sm75.inputs import Inputs
 from sm75.lockfile import Artifact, ReleaseLock, load_release
+from sm75.progress import SilentReporter
 from sm75.series import load_series
 from sm75.store import Store
 from tests.unit.projectkit import PATCHES, RELEASE, ROOT, copy_project, load
@@ -269,6 +270,21 @@ def test_looking_depends_on_no_place_and_writes_nothing(project: Project, tmp_pa
     assert one.package.name == f"vllm-sm75-{RELEASE}-{one.inputs.build_string}.conda"
     assert not (tmp_path / "one").exists()
     assert not (project.root / ".sm75").exists()
+
+
+def test_a_package_that_another_build_made_meanwhile(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there once the other is done: nothing is built, and that is what is said."""
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one")
+    planned = build.look(lock, _Provider(), settings)
+    assert planned.needed
+    monkeypatch.setattr(fetch, "require", lambda plan: None)
+    monkeypatch.setattr(channelcheck, "holds", lambda channel, rel: True)
+    outcome = build.build(lock, _Provider(), settings, planned, SilentReporter())
+    assert outcome.package == planned.package
+    assert outcome.built is False
 
 
 def test_rust_from_source_is_refused_with_the_way_out(project: Project, tmp_path: Path) -> None:
