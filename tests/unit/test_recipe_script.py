@@ -1,0 +1,267 @@
+"""The recipe's build script, as far as it needs no compiler."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.projectkit import ROOT, load
+
+script = load(ROOT / "recipes" / "vllm-sm75" / "build.py")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 16 cores; the test writes what it says of its memory."""
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(script, "Path", lambda _: meminfo)
+    monkeypatch.delenv("SM75_JOBS", raising=False)
+    monkeypatch.setenv("CPU_COUNT", "16")
+    return meminfo
+
+
+def memory(meminfo: Path, gib: float) -> None:
+    kib = int(gib * 1024**2)
+    meminfo.write_text(f"MemTotal:       999999999 kB\nMemAvailable:   {kib} kB\nBuffers: 1 kB\n")
+
+
+@pytest.mark.parametrize(
+    ("gib", "expected"), [(0.5, 1), (2.4, 1), (5.1, 2), (7.6, 3), (39.9, 15), (500, 16)]
+)
+def test_jobs_by_memory(machine: Path, gib: float, expected: int) -> None:
+    memory(machine, gib)
+    assert script.jobs() == expected
+
+
+def test_jobs_by_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(machine, 500)
+    monkeypatch.setenv("CPU_COUNT", "3")
+    assert script.jobs() == 3
+    monkeypatch.delenv("CPU_COUNT")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert script.jobs() == 1
+
+
+def test_jobs_as_asked(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(machine, 0.1)
+    monkeypatch.setenv("SM75_JOBS", "7")
+    assert script.jobs() == 7
+    monkeypatch.setenv("SM75_JOBS", "")
+    assert script.jobs() == 1
+
+
+def test_literal(tmp_path: Path) -> None:
+    """Read out of the source: the target's torch cannot be imported here."""
+    module = tmp_path / "cpp_extension.py"
+    module.write_text(
+        "import nowhere\nOTHER = call()\nA = B = ['no']\n"
+        "COMMON_NVCC_FLAGS = [\n    '-D__CUDA_NO_HALF_OPERATORS__',\n    '--expt-x',\n]\n"
+        "def f():\n    COMMON_NVCC_FLAGS = ['inner']\n"
+    )
+    found = script.literal(module, "COMMON_NVCC_FLAGS")
+    assert found == ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-x"]
+    with pytest.raises(SystemExit, match=r"cpp_extension\.py no longer assigns GONE"):
+        script.literal(module, "GONE")
+
+
+def test_link(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "link"
+    script.link(place, "one")
+    assert os.readlink(place) == "one"  # noqa: PTH115 (the text, not a path)
+    inode = place.lstat().st_ino
+    script.link(place, "one")
+    assert place.lstat().st_ino == inode
+    script.link(place, "two")
+    assert os.readlink(place) == "two"  # noqa: PTH115
+    file = tmp_path / "file"
+    file.write_text("x")
+    script.link(file, "three")
+    assert os.readlink(file) == "three"  # noqa: PTH115
+
+
+def test_copy_leaves_out_what_is_not_there(tmp_path: Path) -> None:
+    script.copy(tmp_path / "no", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_text("x")
+    script.copy(tmp_path / "d", tmp_path / "out")
+    script.copy(tmp_path / "d" / "f", tmp_path / "g")
+    assert (tmp_path / "out" / "f").read_text() == (tmp_path / "g").read_text() == "x"
+
+
+# Trimmed from the sdist of 0.33.0.
+PKG_INFO = """\
+Metadata-Version: 2.4
+Name: vllm
+Version: 0.33.0
+License-Expression: Apache-2.0
+License-File: LICENSE
+Requires-Dist: regex
+Requires-Dist: torch==2.14.0
+Requires-Dist: torchaudio==2.11.0
+Requires-Dist: torchvision==0.29.0
+Requires-Dist: torchcodec>=0.14
+Requires-Dist: zentorch==2.14.0.1; extra == "zen"
+Provides-Extra: zen
+
+vLLM is fast with torch.compile, and with torch==2.14.0.
+"""
+ENTRY_POINTS = """\
+[console_scripts]
+vllm = vllm.entrypoints.cli.main:main
+
+[vllm.general_plugins]
+lora_hf_hub_resolver = vllm.plugins.lora_resolvers.hf:register
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A small tree, installed."""
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    for path, text in {
+        "PKG-INFO": PKG_INFO,
+        "LICENSE": "Apache",
+        "vllm.egg-info/entry_points.txt": ENTRY_POINTS,
+        "vllm/__init__.py": "x = 1\n",
+        "vllm/with, comma.json": "{}",
+        "vllm/deep/__init__.py": "",
+        "vllm/__pycache__/x.pyc": "",
+        "vllm/deep/y.pyc": "",
+    }.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / "spinloop.abi3.so").write_bytes(b"\x7fELF")
+    monkeypatch.setenv("target_platform", "linux-aarch64")
+    monkeypatch.setenv("SM75_RUST", "prebuilt")
+    script.install_python(tree, site)
+    script.install_metadata(tree, site)
+    return SimpleNamespace(tree=tree, site=site, info=site / "vllm-0.33.0.dist-info")
+
+
+def test_python_files_without_caches(installed: SimpleNamespace) -> None:
+    found = {p.relative_to(installed.site).as_posix() for p in installed.site.rglob("*.*")}
+    assert {"vllm/__init__.py", "vllm/with, comma.json", "vllm/spinloop.abi3.so"} <= found
+    assert not any("pyc" in name for name in found)
+
+
+def test_requirements_are_those_of_the_stable_abi(installed: SimpleNamespace) -> None:
+    dist = importlib.metadata.Distribution.at(installed.info)
+    assert dist.version == "0.33.0"
+    assert dist.requires == [
+        "regex",
+        "torch>=2.11",
+        "torchaudio",
+        "torchvision",
+        "torchcodec>=0.14",
+        'zentorch==2.14.0.1; extra == "zen"',
+    ]
+    assert dist.metadata["License-Expression"] == "Apache-2.0"
+    text = (installed.info / "METADATA").read_text()
+    assert text.partition("\n\n")[2] == PKG_INFO.partition("\n\n")[2]
+
+
+def test_entry_points_are_kept(installed: SimpleNamespace) -> None:
+    dist = importlib.metadata.Distribution.at(installed.info)
+    assert {(e.group, e.name) for e in dist.entry_points} == {
+        ("console_scripts", "vllm"),
+        ("vllm.general_plugins", "lora_hf_hub_resolver"),
+    }
+    assert (installed.info / "entry_points.txt").read_text() == ENTRY_POINTS
+
+
+def test_record_lists_every_file_with_its_hash(installed: SimpleNamespace) -> None:
+    with (installed.info / "RECORD").open(newline="") as handle:
+        rows = {name: (digest, size) for name, digest, size in csv.reader(handle)}
+    there = {
+        p.relative_to(installed.site).as_posix() for p in installed.site.rglob("*") if p.is_file()
+    }
+    assert set(rows) == there
+    own = f"{installed.info.name}/RECORD"
+    assert rows.pop(own) == ("", "")
+    for name, (digest, size) in rows.items():
+        data = (installed.site / name).read_bytes()
+        raw = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "==")
+        assert raw == hashlib.sha256(data).digest(), name
+        assert int(size) == len(data)
+        assert not digest.endswith("=")
+
+
+def test_other_files_of_the_metadata(installed: SimpleNamespace) -> None:
+    assert "Tag: cp311-abi3-linux_aarch64\n" in (installed.info / "WHEEL").read_text()
+    assert "Root-Is-Purelib: false\n" in (installed.info / "WHEEL").read_text()
+    assert (installed.info / "INSTALLER").read_text() == "conda\n"
+    assert (installed.info / "licenses" / "LICENSE").read_text() == "Apache"
+    assert json.loads((installed.info / "sm75.json").read_text()) == {
+        "arches": ["7.5"],
+        "rust_frontend": "prebuilt",
+    }
+
+
+def test_metadata_does_not_depend_on_when(installed: SimpleNamespace, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    (again / "vllm").mkdir(parents=True)
+    (again / "vllm" / "spinloop.abi3.so").write_bytes(b"\x7fELF")
+    script.install_python(installed.tree, again)
+    script.install_metadata(installed.tree, again)
+    for path in installed.info.rglob("*"):
+        if path.is_file():
+            other = again / path.relative_to(installed.site)
+            assert other.read_bytes() == path.read_bytes(), path.name
+
+
+def test_rust_frontend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, prefix = tmp_path / "site", tmp_path / "prefix"
+    (site / "vllm").mkdir(parents=True)
+    (prefix / "share" / "vllm-rs").mkdir(parents=True)
+    (prefix / "share" / "vllm-rs" / "vllm-rs").write_bytes(b"rust")
+    monkeypatch.setenv("PREFIX", str(prefix))
+    monkeypatch.setenv("SM75_RUST", "none")
+    script.install_rust(site)
+    assert list((site / "vllm").iterdir()) == []
+    monkeypatch.setenv("SM75_RUST", "prebuilt")
+    script.install_rust(site)
+    assert (site / "vllm" / "vllm-rs").stat().st_mode & 0o777 == 0o755
+    assert capsys.readouterr().out.splitlines() == [
+        "sm75: Rust frontend: none",
+        "sm75: Rust frontend: prebuilt",
+    ]
+    monkeypatch.setenv("SM75_RUST", "source")
+    with pytest.raises(SystemExit, match="source"):
+        script.install_rust(site)
+
+
+def test_sources_are_copied_once(tmp_path: Path) -> None:
+    """A copy that was interrupted is made anew; a whole one is left alone, dates and all."""
+    tree, native = tmp_path / "tree", tmp_path / "native"
+    for path in ("CMakeLists.txt", "cmake/x.cmake", "csrc/a.cu", "LICENSE", "vllm/__init__.py"):
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(path)
+    (native / "src").mkdir(parents=True)
+    (native / "src" / "half").touch()
+    script.prepare_sources(tree, native)
+    found = {
+        p.relative_to(native / "src").as_posix() for p in native.rglob("src/**/*") if p.is_file()
+    }
+    assert found == {"CMakeLists.txt", "cmake/x.cmake", "csrc/a.cu", "LICENSE"}
+    (tree / "csrc" / "a.cu").write_text("changed")
+    script.prepare_sources(tree, native)
+    assert (native / "src" / "csrc" / "a.cu").read_text() == "csrc/a.cu"
+
+
+def test_a_failed_command_names_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="sm75: false failed with exit code 1"):
+        script.run(["/bin/false"])
+    script.step("compile")
+    assert capfd.readouterr().out == "sm75: step compile\n"
