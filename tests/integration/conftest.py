@@ -40,7 +40,7 @@ class Built:
 
     package: Path
     channel: Path
-    native: Path
+    toolchain: Path
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +57,11 @@ def built() -> Built:
     )
     assert done.returncode == 0, "the build failed; its message is above"
     package = Path(json.loads(done.stdout)["package"])
-    from sm75.condapkg import read_info
-
-    native = read_info(package)["about"]["extra"]["native_hash"][:16]
-    return Built(
-        package=package,
-        channel=package.parents[1],
-        native=ROOT / ".sm75" / "native" / native,
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "orchestrator.py"), "toolchain"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    toolchain = Path(made.stdout.split()[-1].removeprefix("file://"))
+    return Built(package=package, channel=package.parents[1], toolchain=toolchain)

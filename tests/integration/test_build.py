@@ -89,7 +89,7 @@ def prefix(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = ROOT / "tests" / "integration" / "install_alone.py"
     done = subprocess.run(
         [*isolation(), sys.executable, str(program), str(built.channel), built.package.name,
-         str(where)],
+         str(where), str(built.toolchain)],
         check=False,
         capture_output=True,
         text=True,
@@ -137,13 +137,22 @@ def test_arm_python_loads(prefix: Path, extension: str) -> None:
 
 def test_a_second_architecture_is_refused(built: Built, tmp_path: Path) -> None:
     """The arch list `7.5;8.0` in one object is enough for verify to fail, naming it."""
-    if shutil.which("aarch64-linux-gnu-g++") is None or not (built.native / "cuda").exists():
-        pytest.skip("needs the toolchain of a build on this machine")
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("needs the cross compiler of a build on this machine")
+    cuda = tmp_path / "cuda"
+    for pattern in ("cuda-nvcc-tools", "cuda-nvvm-tools", "cuda-cudart-dev", "cuda-crt-dev"):
+        (package,) = built.toolchain.glob(f"*/{pattern}-*.conda")
+        for member in walk(package):
+            place = cuda / member.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(member.read())
+            place.chmod(0o755)
     source = tmp_path / "k.cu"
     source.write_text("__global__ void k(int* p) { *p = 1; }\n")
     library = tmp_path / "k.so"
     subprocess.run(
-        [str(built.native / "cuda" / "bin" / "nvcc"), "-ccbin", "aarch64-linux-gnu-g++", "-shared",
+        [str(cuda / "bin" / "nvcc"), "-ccbin", "aarch64-linux-gnu-g++", "-shared",
+         "-I", str(cuda / "targets" / "sbsa-linux" / "include"),
          "-Xcompiler", "-fPIC", "-cudart", "none", "-gencode", "arch=compute_75,code=sm_75",
          "-gencode", "arch=compute_80,code=sm_80", str(source), "-o", str(library)],
         check=True,
