@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGES = ("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6",
@@ -27,7 +28,7 @@ def qemu() -> str | None:
     return shutil.which("qemu-aarch64-static")
 
 
-def sysroot(place: Path) -> Path | None:
+def sysroot(place: Path, packages: Sequence[str] = PACKAGES) -> Path | None:
     """Unpack Debian's arm64 Python below ``place``; ``None`` where there is no such archive."""
     done = place / "sysroot" / "usr" / "bin" / "python3.11"
     if done.exists():
@@ -46,7 +47,7 @@ Dir::Etc::sourceparts "/etc/apt/sources.list.d"; APT::Sandbox::User "root";
 '''
     )
     env = {**os.environ, "APT_CONFIG": str(config)}
-    for command in (["apt-get", "update", "-qq"], ["apt-get", "download", "-qq", *PACKAGES]):
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "download", "-qq", *packages]):
         ran = subprocess.run(command, check=False, cwd=place / "debs", env=env)
         if ran.returncode:
             return None

@@ -16,6 +16,7 @@ from sm75 import atomic, condapkg
 from sm75.archives import walk
 from sm75.build import isolation
 from sm75.channelcheck import verify_channel
+from sm75.store import default_root
 from tests.integration import arm64
 from tests.integration.conftest import ROOT, Built, orchestrate
 
@@ -180,3 +181,23 @@ def _with_library(package: Path, library: Path, tmp_path: Path) -> Path:
             subdir=index["subdir"], files=files, depends=index["depends"], about=info["about"],
         )  # fmt: skip
     return tmp_path / "wrong" / "linux-aarch64" / package.name
+
+
+def test_the_recipe_alone_gives_the_same_contents(built: Built, tmp_path: Path) -> None:
+    """Another directory, no orchestrator: every file of the package is the same."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "integration" / "recipe_alone.py"),
+         built.toolchain.as_uri(), str(tmp_path / "out")],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SM75_CCACHE_DIR": str(default_root() / "ccache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    other = Path(done.stdout.split()[-1])
+
+    def contents(package: Path) -> dict[str, str]:
+        paths = condapkg.read_info(package)["paths"]["paths"]
+        return {entry["_path"]: entry["sha256"] for entry in paths}
+
+    assert contents(other) == contents(built.package)
