@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +69,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 @pytest.fixture
-def overlay() -> Iterator[Any]:
+def overlay() -> Any:
     """The overlay module, imported with nothing but the standard library around it."""
     spec = importlib.util.spec_from_file_location("sm75_attention_overlay", OVERLAY)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
+    return module
 
 
 # Shared bytes that Triton 3.7.0 allocates for sm_75, compiled ahead of time: (head, rows, tile).
