@@ -309,6 +309,7 @@ def write_conda(
     depends: Iterable[str] = (),
     constrains: Iterable[str] = (),
     noarch: Literal["python", "generic"] | None = None,
+    compiled: bool = False,
     entry_points: Iterable[str] = (),
     about: Mapping[str, Any] | None = None,
     license: str = "",
@@ -332,6 +333,8 @@ def write_conda(
         depends: Run dependencies (conda specs).
         constrains: Run constraints.
         noarch: Kind of an architecture-independent package.
+        compiled: With ``noarch="python"``: it holds compiled code, so that it fits every Python but
+            stays in ``subdir`` (CEP 20).
         entry_points: ``command = module:function``; only with ``noarch="python"`` (other packages
             carry their scripts as files).
         about: ``about.json``; ``license`` is added.
@@ -353,16 +356,16 @@ def write_conda(
     if entry_points and noarch != "python":
         raise ValueError("entry_points need noarch='python'")
     _check_files(files)
-    where = "noarch" if noarch else subdir
+    where = "noarch" if noarch and not compiled else subdir
     index: dict[str, Any] = {
-        "arch": None if noarch else _ARCH[subdir],
+        "arch": None if where == "noarch" else _ARCH[subdir],
         "build": build,
         "build_number": build_number,
         "constrains": sorted(set(constrains)),
         "depends": sorted(set(depends)),
         "license": license,
         "name": name,
-        "platform": None if noarch else "linux",
+        "platform": None if where == "noarch" else "linux",
         "subdir": where,
         "timestamp": epoch * 1000,
         "version": version,

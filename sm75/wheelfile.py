@@ -155,6 +155,14 @@ class Wheel:
         """Whether every tag is for any platform and needs no ABI."""
         return all(t.abi == "none" and t.platform == "any" for t in self.tags)
 
+    @property
+    def any_python(self) -> bool:
+        """Whether one installation fits every Python minor: no ABI, or the stable one."""
+        return all(
+            t.abi == "abi3" or (t.abi == "none" and t.interpreter.startswith("py"))
+            for t in self.tags
+        )
+
     def licence_files(self) -> dict[str, FileSource]:
         """Find licence texts in the ``.dist-info``, by path relative to ``info/licenses``."""
         declared = set(self.metadata.get_all("License-File") or [])

@@ -45,6 +45,20 @@ CONDA_NAMES: Mapping[str, str] = {
     "xxhash": "python-xxhash",
 }
 
+# What projects write instead of SPDX's names, where it has one meaning only.
+_SPDX = {
+    "3-clause bsd license": "BSD-3-Clause",
+    "apache 2.0": "Apache-2.0",
+    "apache 2.0 license": "Apache-2.0",
+    "apache license 2.0": "Apache-2.0",
+    "apache license, version 2.0": "Apache-2.0",
+    "apache software license": "Apache-2.0",
+    "isc license": "ISC",
+    "isc license (iscl)": "ISC",
+    "mit license": "MIT",
+    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
+}
+
 # The minors a noarch package may meet; markers that differ among them pin the package to one.
 # Lower end: this project's own floor; upper end: the newest CPython released.
 _MINORS = ("3.11", "3.12", "3.13", "3.14")
@@ -78,10 +92,14 @@ def conda_spec(specifiers: SpecifierSet) -> str:
     """
     out = []
     for spec in sorted(specifiers, key=str):
-        if spec.operator == "==" and spec.version.endswith(".*"):
-            out.append(spec.version)
+        number, wild = spec.version.removesuffix(".*"), spec.version.endswith(".*")
+        # indexers write 2023.03.6 as 2023.3.6, and the record must be what the package says
+        version = number if spec.operator == "===" else str(Version(number))
+        if spec.operator == "==" and wild:
+            out.append(f"{version}.*")
         else:
-            out.append(f"{'==' if spec.operator == '===' else spec.operator}{spec.version}")
+            operator = "==" if spec.operator == "===" else spec.operator
+            out.append(f"{operator}{version}{'.*' if wild else ''}")
     return ",".join(out)
 
 
@@ -222,7 +240,13 @@ def accepts_python(tag: Tag, python: str) -> bool:
     if tag.abi == "abi3":
         floor = re.fullmatch(r"cp3(\d+)", tag.interpreter)
         return floor is not None and int(floor[1]) <= Version(python).minor
-    return tag.abi in ("none", f"cp{digits}") and tag.interpreter in ("py3", f"cp{digits}")
+    if tag.abi not in ("none", f"cp{digits}"):
+        return False
+    # pyXY means that version and later ones
+    generic = re.fullmatch(r"py3(\d*)", tag.interpreter)
+    if generic is not None:
+        return int(generic[1] or 0) <= Version(python).minor
+    return tag.interpreter == f"cp{digits}"
 
 
 def abi3_floor(tags: Iterable[Tag]) -> str | None:
@@ -264,16 +288,17 @@ def entry_points(text: str) -> list[str]:
 
 
 def licence(meta: Message) -> str:
-    """Give the wheel's licence as one line: SPDX when it says so."""
+    """Give the wheel's licence as one line: SPDX when it says so or its words are known."""
     classifiers = [
         c.rpartition(" :: ")[2]
         for c in meta.get_all("Classifier") or []
-        if c.startswith("License :: ")
+        if c.startswith("License :: ") and not c.endswith(":: OSI Approved")
     ]
-    free_text = (meta["License"] or "").strip().splitlines()
-    return meta["License-Expression"] or (
-        free_text[0][:80] if free_text else ", ".join(classifiers)
-    )
+    lines = (meta["License"] or "").strip().splitlines()
+    # a whole licence text, as some write there, begins with the holder
+    free_text = lines[0][:80] if lines and not lines[0].startswith("Copyright") else ""
+    found = meta["License-Expression"] or free_text or ", ".join(classifiers)
+    return _SPDX.get(found.lower(), found)
 
 
 def home_page(meta: Message) -> str:

@@ -1,7 +1,9 @@
 """The one wheel-to-conda converter.
 
 * a pure wheel becomes ``noarch: python``: one package for every platform and Python it supports;
-* a wheel with compiled code becomes a package of its subdirectory, for one Python;
+* a wheel with compiled code that any Python can use (stable ABI, or a program) becomes a package of
+  its subdirectory for every Python it supports (CEP 20);
+* other wheels with compiled code become packages of their subdirectory, for one Python;
 * a wheel that only wraps tools, headers or libraries (cmake, nvidia-cuda-nvcc, …) is laid out by a
   table of ``(glob, destination)`` rules, and needs no Python at all.
 
@@ -38,7 +40,7 @@ from sm75.errors import ChannelError, FetchError
 from sm75.wheelfile import Wheel
 
 # Part of every build string's hash: raise it when the same wheel would give another package.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 # Members of *.dist-info that speak of the wheel or of pip, not of what is installed.
 _NOT_INSTALLED = {"RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json"}
@@ -106,6 +108,7 @@ class Plan:
         version: Conda version.
         build: Build string.
         noarch: Kind of noarch package, or ``None``.
+        compiled: It has compiled code: noarch as to the Python only, and kept in its subdirectory.
         depends: Run dependencies.
         entry_points: Commands, for ``noarch: python`` (others carry them in ``files``).
         files: Payload by path in the prefix.
@@ -119,6 +122,7 @@ class Plan:
     version: str
     build: str
     noarch: Literal["python", "generic"] | None
+    compiled: bool
     depends: tuple[str, ...]
     entry_points: tuple[str, ...]
     files: Mapping[str, FileSource]
@@ -261,6 +265,8 @@ def _python_depends(wheel: Wheel, options: Options, python: str, noarch: bool) -
     """Give the dependency on Python itself."""
     try:
         requires = SpecifierSet(wheel.metadata["Requires-Python"] or "")
+        if floor := wheelmeta.abi3_floor(wheel.tags):
+            requires &= SpecifierSet(f">={floor}")
     except InvalidSpecifier as err:
         raise ChannelError(f"{wheel.path.name}: bad Requires-Python", why=str(err)) from err
     if not requires.contains(f"{python}.99"):
@@ -274,7 +280,7 @@ def _python_depends(wheel: Wheel, options: Options, python: str, noarch: bool) -
         subdir=options.subdir,
         **names,  # type: ignore[arg-type]
     )
-    if any(t.interpreter.startswith("cp") for t in wheel.tags) and noarch:
+    if any(t.interpreter.startswith("cp") and t.abi != "abi3" for t in wheel.tags) and noarch:
         pinned = True
     if pinned:
         return [f"python {python}.*"]
@@ -317,7 +323,7 @@ def plan(wheel: Wheel, options: Options) -> Plan:
     )
     # headers go below include/pythonX.Y, which a noarch package cannot name
     noarch: Literal["python", "generic"] | None = options.noarch
-    if python and wheel.pure and not headers:
+    if python and wheel.any_python and not headers:
         noarch = "python"
     site = "site-packages" if noarch == "python" else f"lib/python{python}/site-packages"
 
@@ -354,7 +360,7 @@ def plan(wheel: Wheel, options: Options) -> Plan:
         depends += _python_depends(wheel, options, python, noarch == "python")
         wanted = translated.extras
         files[f"{site}/{wheel.dist_info}/INSTALLER"] = FileSource.from_bytes(b"conda\n")
-    if noarch is None and (floor := wheelmeta.glibc_floor(wheel.tags)):
+    if not wheel.pure and not options.noarch and (floor := wheelmeta.glibc_floor(wheel.tags)):
         depends.append(f"__glibc >={floor[0]}.{floor[1]},<3.0.a0")
     for path, source in options.extra_files.items():
         if path in files:
@@ -379,6 +385,7 @@ def plan(wheel: Wheel, options: Options) -> Plan:
         version=options.version or str(wheel.version),
         build=_build_string(wheel, options, noarch, content),
         noarch=noarch,
+        compiled=noarch == "python" and not wheel.pure,
         depends=tuple(sorted(set(depends))),
         entry_points=tuple(points),
         files=files,
@@ -427,6 +434,7 @@ def convert_with(wheel: Path, out_dir: Path, options: Options) -> Path:
                 depends=planned.depends,
                 constrains=options.constrains,
                 noarch=planned.noarch,
+                compiled=planned.compiled,
                 entry_points=planned.entry_points,
                 about=planned.about,
                 license=planned.licence,

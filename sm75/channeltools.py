@@ -1,0 +1,195 @@
+"""What a person asks of a finished channel: how large it is, what it lacks, one file to carry."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from sm75 import channel as channels
+from sm75 import install as installer
+from sm75.atomic import TMP_PREFIX, replacing
+from sm75.channelcheck import LOCK, REPODATA, relative, sha256_file
+from sm75.condapkg import EPOCH, tar_info, write_conda
+from sm75.errors import ChannelError
+from sm75.install import Box
+
+# Sizes that the channel is to stay under, bytes.
+LIMITS = {"whole closure": 1 << 30, installer.NAME: 60 << 20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageSize:
+    """One package of a channel.
+
+    Attributes:
+        file: ``subdir/file``.
+        name: Conda name.
+        version: Its version.
+        size: Of the file, bytes.
+        python: The Python minor it is tied to; empty: it serves all.
+    """
+
+    file: str
+    name: str
+    version: str
+    size: int
+    python: str
+
+
+def sizes(channel: Path) -> list[PackageSize]:
+    """List the packages of a channel by size, largest first.
+
+    Raises:
+        ChannelError: The index cannot be read.
+    """
+    found = []
+    for index in sorted(channel.glob(f"*/{REPODATA}")):
+        try:
+            records: dict[str, Any] = json.loads(index.read_bytes())["packages.conda"]
+        except (ValueError, KeyError) as err:
+            raise ChannelError(f"{index} cannot be read", why=str(err)) from err
+        for name, record in records.items():
+            tied = [d.split()[1].removesuffix(".*") for d in record["depends"]
+                    if d.startswith("python ") and d.endswith(".*")]  # fmt: skip
+            found.append(
+                PackageSize(
+                    file=f"{index.parent.name}/{name}",
+                    name=record["name"],
+                    version=record["version"],
+                    size=record["size"],
+                    python="".join(tied),
+                )
+            )
+    return sorted(found, key=lambda p: (-p.size, p.file))
+
+
+def totals(found: Sequence[PackageSize]) -> dict[str, int]:
+    """Sum the sizes (bytes): of everything, of vllm-sm75, and of what one Python installs."""
+    minors = sorted({p.python for p in found if p.python})
+    out = {"whole closure": sum(p.size for p in found)}
+    ours = [p.size for p in found if p.name == installer.NAME]
+    out[installer.NAME] = max(ours, default=0)
+    for minor in minors:
+        newest: dict[str, int] = {}
+        for p in found:
+            if p.python in ("", minor):
+                newest[p.name] = max(p.size, newest.get(p.name, 0))
+        out[f"one installation, Python {minor}"] = sum(newest.values())
+    return out
+
+
+def size_table(found: Sequence[PackageSize], *, rows: int = 20) -> Table:
+    """Show the largest packages and the totals.
+
+    Args:
+        found: What :func:`sizes` gave.
+        rows: Packages to show.
+    """
+    table = Table("package", "version", "Python", "MiB")
+    for p in found[:rows]:
+        table.add_row(p.name, p.version, p.python or "any", f"{p.size / 2**20:.1f}")
+    if len(found) > rows:
+        rest = sum(p.size for p in found[rows:])
+        table.add_row(f"{len(found) - rows} more", "", "", f"{rest / 2**20:.1f}")
+    table.add_section()
+    for name, size in totals(found).items():
+        limit = LIMITS.get(name)
+        table.add_row(name, "", "", f"{size / 2**20:.1f}" + (f" of {limit >> 20}" if limit else ""))
+    return table
+
+
+def export(channel: Path, out: Path) -> str:
+    """Put the channel into one tar, after checking every file.
+
+    The same channel always gives the same bytes. On the other machine::
+
+        tar -xf FILE && (cd channel && sha256sum -c SHA256SUMS)
+
+    Args:
+        channel: The channel.
+        out: The tar to write.
+
+    Returns:
+        Its sha256 (hex).
+
+    Raises:
+        ChannelError: The channel is damaged.
+        DiskError: The tar cannot be written.
+    """
+    installer.check_channel(channel)
+    with (
+        replacing(out) as raw,
+        tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(channel.rglob("*")):
+            name = relative(channel, path)
+            if not path.is_file() or name == LOCK or name.startswith(TMP_PREFIX):
+                continue
+            if path.resolve() == out.resolve():
+                continue
+            tar.add(path, f"channel/{name}", filter=_plain)
+    return sha256_file(out)
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Forget owner, date and mode."""
+    return tar_info(info.name, EPOCH, size=info.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Whether one Python minor can be installed from the channel alone.
+
+    Attributes:
+        python: The minor.
+        missing: What the channel lacks, one sentence each; empty: nothing.
+    """
+
+    python: str
+    missing: tuple[str, ...]
+
+
+def gaps(channel: Path, box: Box, scratch: Path) -> list[Gap]:
+    """Say what the channel lacks to be installed from alone, for each Python it serves.
+
+    Args:
+        channel: The channel.
+        box: The machine it is for.
+        scratch: An empty directory for stand-ins.
+
+    Raises:
+        ChannelError: The index cannot be read.
+    """
+    out = []
+    for minor in installer.pythons(channel):
+        try:
+            installer.solve([channel], [installer.NAME, f"python {minor}.*"], box)
+        except ChannelError as err:
+            missing = [f"python {minor} and its libraries, from conda-forge"]
+            standin = _standin(scratch / minor, minor)
+            try:
+                installer.solve([channel, standin], [installer.NAME, f"python {minor}.*"], box)
+            except ChannelError as deeper:
+                missing.append(deeper.why or deeper.what)
+            if "python" in {p.name for p in sizes(channel) if p.version.startswith(f"{minor}.")}:
+                missing = [err.why or err.what]
+            out.append(Gap(python=minor, missing=tuple(missing)))
+        else:
+            out.append(Gap(python=minor, missing=()))
+    return out
+
+
+def _standin(channel: Path, minor: str) -> Path:
+    """A channel with an empty python, to see whether all else is there."""
+    package = write_conda(
+        channel / "made", name="python", version=f"{minor}.99", subdir=installer.PLATFORM,
+        build=f"0_cp{minor.replace('.', '')}", files={}, license="",
+    )  # fmt: skip
+    channels.publish([package], channel / "channel")
+    return channel / "channel"

@@ -1,0 +1,331 @@
+"""Install from the channel without a conda client: py-rattler, offline.
+
+Everything is checked and solved before the prefix is touched; then the environment is laid out
+beside its place, made for its final path, and renamed there. A refusal leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import platform as machine
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rattler
+from rattler import exceptions
+
+from sm75 import rattler_rt
+from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir
+from sm75.channelcheck import REPODATA, verify_channel
+from sm75.errors import ChannelError, UsageError
+from sm75.lockfile import TargetContract
+
+NAME = "vllm-sm75"
+PLATFORM = "linux-aarch64"
+# Graviton2's cores, as archspec calls them (g5g).
+_ARCHSPEC = "neoverse_n1"
+# Where dlami-torch looks for the place of the image's torch, below the prefix.
+_LOCATION = Path("etc", "dlami-torch", "path")
+# How a sentence names a virtual package: what the machine has.
+_WORDS = {
+    "__glibc": "glibc",
+    "__cuda": "a driver for CUDA",
+    "__cuda_arch": "a GPU of compute capability",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A machine, as solvers see it.
+
+    Attributes:
+        platform: Conda subdir.
+        virtual: Versions of virtual packages by name.
+    """
+
+    platform: str
+    virtual: Mapping[str, str]
+
+    def packages(self) -> list[rattler.GenericVirtualPackage]:
+        """The virtual packages as rattler wants them."""
+        builds = {"__archspec": _ARCHSPEC}
+        return [
+            rattler.GenericVirtualPackage(
+                rattler.PackageName(name),
+                rattler.Version(version),
+                rattler.BuildString(builds.get(name, "0")),
+            )
+            for name, version in self.virtual.items()
+        ]
+
+
+def this_box() -> Box:
+    """Describe this machine; what it lacks is left out."""
+    virtual = {"__unix": "0", "__linux": "0", "__archspec": "1"}
+    for package in rattler.VirtualPackage.detect():
+        generic = package.into_generic()
+        virtual[generic.name.normalized] = str(generic.version)
+    if capability := _capability():
+        virtual["__cuda_arch"] = capability
+    subdir = {"aarch64": "linux-aarch64", "x86_64": "linux-64"}.get(machine.machine(), "unknown")
+    return Box(platform=subdir, virtual=virtual)
+
+
+def _capability() -> str:
+    """The lowest compute capability among the GPUs here; empty without one (CEP 46)."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    done = subprocess.run(
+        [tool, "--query-gpu=compute_cap", "--format=csv,noheader"],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    found = re.findall(r"(?m)^\s*(\d+)\.(\d+)\s*$", done.stdout)
+    return ".".join(map(str, min((int(a), int(b)) for a, b in found))) if found else ""
+
+
+def box_of(contract: TargetContract) -> Box:
+    """Describe the target of a contract, for building an image elsewhere; without a GPU."""
+    virtual = {"__unix": "0", "__linux": "0", "__archspec": "1"}
+    virtual["__glibc"] = contract.glibc or "2.34"
+    return Box(platform=PLATFORM, virtual=virtual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """What was installed.
+
+    Attributes:
+        prefix: The environment.
+        packages: ``name version build``, sorted.
+        python: Its Python.
+    """
+
+    prefix: Path
+    packages: tuple[str, ...]
+    python: str
+
+
+def check_channel(channel: Path) -> None:
+    """Refuse a channel with any fault: no client checks the packages of a directory.
+
+    Raises:
+        ChannelError: Naming the faults.
+    """
+    if problems := verify_channel(channel):
+        raise ChannelError(
+            f"{channel} has {len(problems)} faults; nothing was installed",
+            why="; ".join(map(str, problems[:10])),
+            fix="copy the channel anew, or build it again",
+        )
+
+
+def solve(channels: Sequence[Path], specs: Sequence[str], box: Box) -> list[rattler.RepoDataRecord]:
+    """Choose packages for a machine; nothing is written.
+
+    Args:
+        channels: Channel directories, the most important first; a name that the first has is not
+            taken from the next.
+        specs: Conda specs.
+        box: The machine.
+
+    Raises:
+        ChannelError: No set of packages will do; the message says which fact of the machine or
+            which missing package stands in the way.
+        UsageError: A spec is malformed.
+    """
+    return rattler_rt.run(_solve(channels, specs, box))
+
+
+async def _solve(
+    channels: Sequence[Path], specs: Sequence[str], box: Box
+) -> list[rattler.RepoDataRecord]:
+    with tempfile.TemporaryDirectory(prefix="vllm-sm75-solve-") as cache:
+        gateway = rattler.Gateway(cache_dir=Path(cache))
+        sources = [rattler.Channel(path.absolute().as_uri()) for path in channels]
+        try:
+            return await rattler.solve(
+                sources=sources,
+                specs=list(specs),
+                gateway=gateway,
+                platforms=[rattler.Subdir(box.platform), rattler.Subdir("noarch")],
+                virtual_packages=box.packages(),
+            )
+        except exceptions.InvalidMatchSpecError as err:
+            raise UsageError(f"a package specification is malformed: {err}") from err
+        except exceptions.SolverError as err:
+            raise _explain(channels, specs, box, str(err)) from err
+
+
+def _explain(channels: Sequence[Path], specs: Sequence[str], box: Box, told: str) -> ChannelError:
+    """Say in one sentence what stands in the way, where it can be told apart."""
+    records = _records(channels, box.platform)
+    ours = [r for r in records if r.name.normalized in (NAME, "dlami-torch")]
+    for record in ours:
+        for constraint in record.constrains:
+            name, _, wanted = constraint.partition(" ")
+            have = box.virtual.get(name)
+            if name in _WORDS and have and not _fits(constraint, name, have):
+                return ChannelError(
+                    f"this machine has {_WORDS[name]} {have}; {record.name.normalized} needs "
+                    f"{wanted}",
+                    why=told.strip(),
+                    fix="use a g5g instance with AWS's ARM64 Deep Learning AMI (PyTorch >= 2.11)",
+                )
+    known = {r.name.normalized for r in records}
+    if "python" not in known:
+        return ChannelError(
+            "the channel has no python for linux-aarch64",
+            why="conda-forge's is not in it: see `channel missing`",
+            fix="add a channel that has one (conda-forge, or --extra-channel DIR)",
+        )
+    return ChannelError(f"no set of packages gives {', '.join(specs)}", why=told.strip())
+
+
+def _fits(constraint: str, name: str, version: str) -> bool:
+    record = rattler.PackageRecord(
+        name, rattler.VersionWithSource(version), rattler.BuildString("0"), 0, PLATFORM
+    )
+    return rattler.MatchSpec(constraint).matches(record)
+
+
+def _records(channels: Sequence[Path], platform: str) -> list[rattler.RepoDataRecord]:
+    found: list[rattler.RepoDataRecord] = []
+    for path in channels:
+        channel = rattler.Channel(path.absolute().as_uri())
+        for subdir in (platform, "noarch"):
+            index = path / subdir / REPODATA
+            if index.exists():
+                data = rattler.SparseRepoData(channel, subdir, index)
+                for name in data.package_names():
+                    found += data.load_records(name)
+    return found
+
+
+def pythons(channel: Path) -> list[str]:
+    """The Python minors that a channel's closure serves, oldest first."""
+    found = set()
+    for record in _records([channel], PLATFORM):
+        for spec in record.depends:
+            if hit := re.fullmatch(r"python (3\.\d+)\.\*", spec):
+                found.add(hit[1])
+    return sorted(found, key=lambda minor: int(minor.partition(".")[2]))
+
+
+def image_python(place: Path) -> str:
+    """The minor of the Python that the image's torch is for; empty where there is none."""
+    sites = sorted(place.glob("lib*/python3.*/site-packages/torch"))
+    return sites[0].parts[-3].removeprefix("python") if sites else ""
+
+
+def choose_python(channel: Path, contract: TargetContract, place: Path, asked: str) -> str:
+    """Decide on the Python minor: asked for, the image's, or the contract's.
+
+    Args:
+        channel: The channel.
+        contract: The target.
+        place: The image's environment on this machine.
+        asked: ``--python``; may be empty.
+
+    Raises:
+        UsageError: It cannot be told, or the channel does not serve it.
+    """
+    minor = asked or image_python(place) or "".join(contract.python[:1])
+    serves = pythons(channel)
+    if not minor:
+        raise UsageError(
+            "the Python of the image's torch is not known",
+            why=f"there is no torch in {place}, and the contract {contract.name} does not say",
+            fix=f"give --python, one of {', '.join(serves)}",
+        )
+    if minor not in serves:
+        raise UsageError(
+            f"the channel has no packages for Python {minor}",
+            why=f"it serves {', '.join(serves) or 'none'}",
+            fix="add it to the closure: channel lock, then channel build",
+        )
+    return minor
+
+
+def install(
+    channel: Path,
+    prefix: Path,
+    *,
+    python: str,
+    box: Box,
+    extra_channels: Sequence[Path] = (),
+    specs: Sequence[str] = (NAME,),
+    image: Path | None = None,
+) -> Installed:
+    """Install into a new prefix. No network is used.
+
+    Args:
+        channel: The channel; checked file by file first.
+        prefix: A directory that does not exist or is empty.
+        python: Python minor.
+        box: The machine it is for.
+        extra_channels: Further channel directories, for instance one with python; those that have
+            a SHA256SUMS are checked too.
+        specs: What to install besides python.
+        image: Where the image's torch is, when not where the contract says.
+
+    Raises:
+        ChannelError: The channel is damaged, or the machine does not fit.
+        UsageError: The prefix is in use, or the machine is of another kind.
+        DiskError: The disk is full or not writable.
+    """
+    prefix = prefix.absolute()
+    if box.platform != PLATFORM:
+        raise UsageError(
+            f"{NAME} is for {PLATFORM} (a g5g instance); this machine is {box.platform}",
+            fix="run it on the g5g, or build an image for one: --foreign",
+        )
+    if prefix.exists() and (not prefix.is_dir() or any(prefix.iterdir())):
+        raise UsageError(
+            f"{prefix} is not empty", fix="name a new directory, or remove that one first"
+        )
+    for path in (channel, *(c for c in extra_channels if (c / "SHA256SUMS").exists())):
+        check_channel(path)
+    channels = [channel, *extra_channels]
+    records = solve(channels, [*specs, f"python {python}.*"], box)
+    with disk_errors(prefix):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=TMP_PREFIX, dir=prefix.parent))
+    try:
+        with disk_errors(prefix):
+            rattler_rt.run(_install(records, scratch, prefix))
+            if image is not None:
+                (scratch / "env" / _LOCATION).parent.mkdir(parents=True)
+                (scratch / "env" / _LOCATION).write_text(f"{image.absolute()}\n")
+            if prefix.exists():
+                prefix.rmdir()
+            (scratch / "env").rename(prefix)
+            fsync_dir(prefix.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    names = sorted(f"{r.name.normalized} {r.version} {r.build}" for r in records)
+    return Installed(prefix=prefix, packages=tuple(names), python=python)
+
+
+async def _install(records: list[rattler.RepoDataRecord], scratch: Path, prefix: Path) -> None:
+    """Lay the environment out in ``scratch``, made for ``prefix``.
+
+    The cache is private: one that other channels share may have an altered package of the name.
+    """
+    try:
+        await rattler.install(
+            records,
+            target_prefix=scratch / "env",
+            platform=rattler.Subdir(PLATFORM),
+            cache_dir=scratch / "cache",
+            show_progress=False,
+            alternative_target_prefix=prefix,
+        )
+    except exceptions.InstallerError as err:
+        if re.search(r"No space left|os error 28", str(err)):
+            raise OSError(28, "No space left on device", str(prefix)) from err
+        raise ChannelError("the packages cannot be installed", why=str(err)) from err

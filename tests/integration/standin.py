@@ -1,0 +1,115 @@
+"""A stand-in for the image's environment: torch, triton and torchvision of the public index.
+
+They are the real wheels for aarch64. Their torch has no sm_75 code, which the adapter must notice.
+CUDA's libraries are left out (2 GB): empty libraries with the symbols that torch needs take their
+place, except for the runtime, which is the real one. Without a GPU nothing else is ever called.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from sm75 import fetch
+from sm75.lockfile import Artifact, ReleaseLock
+from sm75.progress import make_reporter
+from sm75.store import Store
+
+_TRITON = "triton-3.7.0-cp311-cp311-manylinux_2_27_aarch64.manylinux_2_28_aarch64.whl"
+_TORCHVISION = "torchvision-0.27.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+WHEELS = (
+    ("torch", "2.12.0", "torch-2.12.0-cp311-cp311-manylinux_2_28_aarch64.whl", 426362932,
+     "c12592630aef72feaf18bd3f197ef587bbfa21131b31c38b23ab2e55fce92e36"),
+    ("torchvision", "0.27.0", _TORCHVISION, 7831148,
+     "9bb9251f64b854124efed95d02953a89f7e2726c3ca662d7ea0151129157297f"),
+    ("triton", "3.7.0", _TRITON, 188480277,
+     "a9e71fc392675fac364e0ecf4ef3f76f85b7f5433a16f4c3c5fe5f05a52c85fe"),
+)  # fmt: skip
+RUNTIME = "nvidia/cu13/lib/libcudart.so.13"
+GCC = "aarch64-linux-gnu-gcc"
+
+
+def artifacts() -> list[Artifact]:
+    """The wheels, pinned."""
+    return [
+        Artifact(
+            id=project, project=project, version=version, filename=filename, sha256=sha256,
+            size=size, role="target", platforms=("any",),
+        )
+        for project, version, filename, size, sha256 in WHEELS
+    ]  # fmt: skip
+
+
+def make(place: Path, store: Store, lock: ReleaseLock) -> Path:
+    """Make the environment below ``place``, once. Fetches the wheels where the store lacks them.
+
+    Args:
+        place: Its root, to be given as DLAMI_TORCH_PATH.
+        store: The store.
+        lock: Has the CUDA runtime's wheel.
+    """
+    site = place / "lib" / "python3.11" / "site-packages"
+    done = place / "complete"
+    if done.exists():
+        return place
+    wanted = fetch.plan_artifacts(artifacts(), store)
+    with make_reporter(sys.stderr) as reporter:
+        fetch.fetch(wanted, store, reporter)
+    site.mkdir(parents=True, exist_ok=True)
+    for artifact in artifacts():
+        with zipfile.ZipFile(store.get(artifact)) as wheel:
+            wheel.extractall(site)
+    with zipfile.ZipFile(store.get(lock.artifact("cuda-cudart"))) as wheel:
+        (site / RUNTIME).parent.mkdir(parents=True)
+        (site / RUNTIME).write_bytes(wheel.read(RUNTIME))
+    _stub(site)
+    done.touch()
+    return place
+
+
+def _stub(site: Path) -> None:
+    """Give torch's libraries the CUDA libraries that they name."""
+    libraries = sorted((site / "torch" / "lib").glob("*.so*"))
+    needed: set[str] = set()
+    wanted: set[str] = set()
+    defined: set[str] = set()
+    for path in [*libraries, site / RUNTIME]:
+        with path.open("rb") as raw:
+            elf = ELFFile(raw)
+            for section in elf.iter_sections():
+                if isinstance(section, DynamicSection):
+                    tags = section.iter_tags("DT_NEEDED")
+                    needed |= {str(tag.needed) for tag in tags}  # type: ignore[attr-defined]
+            for name, is_defined in _symbols(elf):
+                (defined if is_defined else wanted).add(name)
+    cuda = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
+    missing = sorted(s for s in wanted - defined if s.startswith(cuda))
+    source = site / "nvidia" / "stub.c"
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in missing))
+    here = {p.name for p in libraries} | {Path(RUNTIME).name}
+    system = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
+              "ld-linux", "libgomp.", "libz.")  # fmt: skip
+    first = True
+    for name in sorted(n for n in needed - here if not n.startswith(system)):
+        target = site / "nvidia" / "cu13" / "lib" / name
+        subprocess.run(
+            [GCC, "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{name}", "-o", str(target),
+             "-w", *([str(source)] if first else ["-x", "c", "/dev/null"])],
+            check=True,
+        )  # fmt: skip
+        first = False
+
+
+def _symbols(elf: ELFFile) -> Iterator[tuple[str, bool]]:
+    table = elf.get_section_by_name(".dynsym")
+    assert isinstance(table, SymbolTableSection)
+    for symbol in table.iter_symbols():
+        if symbol.name:
+            yield symbol.name, symbol["st_shndx"] != "SHN_UNDEF"
