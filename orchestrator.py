@@ -244,12 +244,24 @@ def toolchain_command(release: str | None, store: Path | None, toolchain: str) -
 
 @cli.command()
 @_shared("release", "store", "channel", "json")
+@click.option("--smem", is_flag=True, help="Audit the Triton kernels' shared memory instead.")
 @click.argument("package", type=_FILE, required=False)
 def verify(
-    release: str | None, store: Path | None, channel: Path, as_json: bool, package: Path | None
-) -> None:
-    """Check the built package: architectures, ABI, RUNPATH, metadata."""
+    release: str | None, store: Path | None, channel: Path, as_json: bool, smem: bool,
+    package: Path | None,
+) -> None:  # fmt: skip
+    """Check the built package: architectures, ABI, RUNPATH, metadata.
+
+    With --smem: compile every kernel variant that vLLM can launch for the models of the table, for
+    sm_75 and without a GPU, and check its shared memory; without PACKAGE, of the patched sources.
+    """
     lock = _lock(release)
+    if smem:
+        from sm75 import smem as audit
+
+        if code := audit.cli_run(ROOT, lock, _store(store), package, as_json):
+            raise SystemExit(code)
+        return
     if package is None:
         from sm75.build import newest
 
