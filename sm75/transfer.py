@@ -40,7 +40,7 @@ class TransferOptions:
     Attributes:
         connect_timeout: Seconds to wait for a connection.
         read_timeout: Seconds without a byte after which a connection counts as stalled.
-        attempts: Tries in a row that bring nothing new before giving up.
+        attempts: Tries before giving up; counted anew from a try that brings something.
         backoff: Seconds before the second try; doubled each time.
         backoff_max: Longest wait between tries, in seconds.
         retry_after_max: Longest ``Retry-After`` that is obeyed, in seconds; beyond, the
@@ -297,27 +297,20 @@ class Transfer:
         first = start + have
         headers = {} if whole and not have else {"Range": f"bytes={first}-{start + length - 1}"}
         async with self._open(link.url, headers) as response:
-            if headers and response.status_code == 200:
-                if not whole:
+            if response.status_code == 200:
+                if headers and not whole:
                     raise RangeIgnored(link.filename)
+                if (said := response.headers.get("content-length")) not in (None, str(total)):
+                    raise _other_file(link, f"expected {total} bytes, the server announces {said}")
                 on_bytes(-have)
                 have = 0
-            elif headers:
+            else:
                 found = _content_range(response)
                 if found is None or found[0] != first or found[2] not in (None, total):
                     said = response.headers.get("content-range", "no Content-Range")
-                    raise FetchError(
-                        f"{link.filename}: the server's file is not the one that the lock pins",
-                        why=f"asked for bytes from {first} of {total}, got '{said}'",
-                        fix="run fetch again; if it stays so, the package index serves "
-                        "another file",
+                    raise _other_file(
+                        link, f"asked for bytes from {first} of {total}, got '{said}'"
                     )
-            elif (said := response.headers.get("content-length")) not in (None, str(total)):
-                raise FetchError(
-                    f"{link.filename}: the server's file is not the one that the lock pins",
-                    why=f"expected {total} bytes, the server announces {said}",
-                    fix="run fetch again; if it stays so, the package index serves another file",
-                )
             with disk_errors(part):
                 stream = part.open("ab" if have else "wb")
             try:
@@ -387,6 +380,14 @@ class Transfer:
                 what, why=why, fix="check the network, then run fetch again: it resumes"
             )
         await asyncio.sleep(wait)
+
+
+def _other_file(link: FileLink, why: str) -> FetchError:
+    return FetchError(
+        f"{link.filename}: the server's file is not the one that the lock pins",
+        why=why,
+        fix="run fetch again; if it stays so, the package index serves another file",
+    )
 
 
 def _check_status(url: str, response: httpx.Response) -> None:

@@ -19,6 +19,7 @@ class BadServer:
         moods: What to do with the next requests of a file, first to last, then behave:
             ``truncate`` half the promised bytes, then close; ``alter`` one byte; ``stall``
             half the bytes, then silence; ``chunked-short`` half the bytes, announced as all;
+            ``norange-short`` the same whatever was asked;
             ``norange`` the whole file whatever was asked; ``wrong-total`` another total in
             Content-Range; ``longer`` more bytes than there are; an int: that HTTP status;
             ``(status, headers)``.
@@ -140,7 +141,7 @@ class BadServer:
         total = len(content)
         asked = handler.headers.get("Range", "")
         status, headers, body = 200, {}, content
-        if asked and mood != "norange":
+        if asked and mood not in ("norange", "norange-short"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
             if int(first) >= total:
                 self._status(handler, 416, {"Content-Range": f"bytes */{total}"})
@@ -151,7 +152,7 @@ class BadServer:
             headers["Content-Range"] = f"bytes {first}-{int(first) + len(body) - 1}/{said}"
         if mood == "longer":
             body += b"extra"
-        if mood == "chunked-short":
+        if mood in ("chunked-short", "norange-short"):
             headers["Transfer-Encoding"] = "chunked"
             half = body[: len(body) // 2]
             body = f"{len(half):x}\r\n".encode() + half + b"\r\n0\r\n\r\n"

@@ -11,6 +11,7 @@ import pytest
 from sm75.errors import FetchError
 from sm75.fetch import fetch, plan_artifacts
 from sm75.progress import PlainReporter
+from sm75.remotezip import TAIL
 from sm75.store import Store
 from tests.unit.badserver import BadServer
 from tests.unit.fetchkit import (
@@ -131,6 +132,9 @@ def test_two_thin_wheels_of_one_file_without_range_support(
     assert store.has(thin.artifact)
     assert store.has(other)
     assert leftovers(store) == []
+    # One after the other: nobody went on from the bytes that the other was writing.
+    tail = f"bytes={len(WHEEL) - TAIL}-{len(WHEEL) - 1}"
+    assert set(server.requests(thin.name)) == {tail, ""}
 
 
 def test_thin_wheel_without_range_support_altered(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm75.errors import LockError
@@ -118,6 +118,7 @@ def test_a_lock_with_nothing_optional() -> None:
     assert parse_release(dump_release(lock)) == lock
 
 
+@settings(deadline=None)  # a loaded machine is no fault
 @given(
     why=st.text(alphabet=st.characters(exclude_categories=["Cs"])),
     size=st.integers(1, 2**62),
