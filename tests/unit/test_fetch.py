@@ -157,7 +157,7 @@ def test_stall_times_out_and_resumes(server: BadServer, store: Store, case: Case
     server.moods[case.name] = ["stall"]
     start = time.monotonic()
     run(server, store, case.artifact)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 35
     assert store.get(case.artifact).read_bytes() == CONTENT
     assert server.requests(case.name)[1].startswith("bytes=1500000-")
 
@@ -249,7 +249,7 @@ def test_one_failure_ends_the_others(server: BadServer, store: Store, case: Case
     start = time.monotonic()
     with pytest.raises(FetchError, match="404"):
         run(server, store, case.artifact, other)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 35
 
 
 def test_second_place_serves_what_the_first_spoils(
