@@ -10,11 +10,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
 from sm75 import fetch
@@ -34,6 +36,9 @@ WHEELS = (
 )  # fmt: skip
 RUNTIME = "nvidia/cu13/lib/libcudart.so.13"
 GCC = "aarch64-linux-gnu-gcc"
+_CUDA = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
+_SYSTEM = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
+           "ld-linux", "libgomp.", "libz.")  # fmt: skip
 
 
 def artifacts() -> list[Artifact]:
@@ -75,10 +80,12 @@ def make(place: Path, store: Store, lock: ReleaseLock) -> Path:
 
 
 def _stub(site: Path) -> None:
-    """Give torch's libraries the CUDA libraries that they name."""
+    """Give torch's libraries the CUDA libraries that they name, with the symbols and versions."""
     libraries = sorted((site / "torch" / "lib").glob("*.so*"))
     needed: set[str] = set()
-    wanted: set[str] = set()
+    # by library and version; what names no version may be anyone's
+    wanted: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    loose: set[str] = set()
     defined: set[str] = set()
     for path in [*libraries, site / RUNTIME]:
         with path.open("rb") as raw:
@@ -87,29 +94,50 @@ def _stub(site: Path) -> None:
                 if isinstance(section, DynamicSection):
                     tags = section.iter_tags("DT_NEEDED")
                     needed |= {str(tag.needed) for tag in tags}  # type: ignore[attr-defined]
-            for name, is_defined in _symbols(elf):
-                (defined if is_defined else wanted).add(name)
-    cuda = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
-    missing = sorted(s for s in wanted - defined if s.startswith(cuda))
-    source = site / "nvidia" / "stub.c"
-    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in missing))
+            for name, library, version in _symbols(elf):
+                if library is None:
+                    defined.add(name)
+                elif library:
+                    wanted[library][version].add(name)
+                else:
+                    loose.add(name)
     here = {p.name for p in libraries} | {Path(RUNTIME).name}
-    system = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
-              "ld-linux", "libgomp.", "libz.")  # fmt: skip
-    first = True
-    for name in sorted(n for n in needed - here if not n.startswith(system)):
+    missing = sorted(n for n in needed - here if not n.startswith(_SYSTEM))
+    unversioned = sorted(s for s in loose - defined if s.startswith(_CUDA))
+    for number, name in enumerate(missing):
+        source, script = site / "nvidia" / "stub.c", site / "nvidia" / "stub.map"
+        symbols = {s for names in wanted[name].values() for s in names}
+        symbols |= set(unversioned if number == 0 else ())
+        source.write_text("".join(f"int {s}(void) {{ return 100; }}\n" for s in sorted(symbols)))
+        script.write_text("".join(
+            f"{version} {{ global: {' '.join(f'{s};' for s in sorted(names))} }};\n"
+            for version, names in sorted(wanted[name].items())
+        ))  # fmt: skip
+        versioned = [f"-Wl,--version-script={script}"] if wanted[name] else []
         target = site / "nvidia" / "cu13" / "lib" / name
         subprocess.run(
-            [GCC, "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{name}", "-o", str(target),
-             "-w", *([str(source)] if first else ["-x", "c", "/dev/null"])],
+            [GCC, "-shared", "-nostdlib", "-fPIC", "-w", f"-Wl,-soname,{name}", *versioned,
+             "-o", str(target), str(source)],
             check=True,
         )  # fmt: skip
-        first = False
 
 
-def _symbols(elf: ELFFile) -> Iterator[tuple[str, bool]]:
+def _symbols(elf: ELFFile) -> Iterator[tuple[str, str | None, str]]:
+    """Symbols with the library (``None``: defined here; empty: anyone's) and version they name."""
     table = elf.get_section_by_name(".dynsym")
+    numbers = elf.get_section_by_name(".gnu.version")
+    needs = elf.get_section_by_name(".gnu.version_r")
     assert isinstance(table, SymbolTableSection)
-    for symbol in table.iter_symbols():
-        if symbol.name:
-            yield symbol.name, symbol["st_shndx"] != "SHN_UNDEF"
+    for place, symbol in enumerate(table.iter_symbols()):
+        if not symbol.name:
+            continue
+        if symbol["st_shndx"] != "SHN_UNDEF":
+            yield symbol.name, None, ""
+            continue
+        number = numbers.get_symbol(place)["ndx"] if isinstance(numbers, GNUVerSymSection) else 0
+        found = (
+            needs.get_version(number)
+            if isinstance(needs, GNUVerNeedSection) and isinstance(number, int)
+            else None
+        )
+        yield symbol.name, found[0].name if found else "", found[1].name if found else ""

@@ -1,0 +1,125 @@
+"""The commands ``channel lock|build|missing|sizes|export``, ``install`` and
+``doctor --write-contract``, less their command line.
+
+Each function says in its docstring which options the command has. They return what ``--json``
+prints; a missing value is an empty one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sm75 import channeltools, closure, contract, fetch
+from sm75 import install as installer
+from sm75.closurelock import load_runtime
+from sm75.lockfile import ReleaseLock, load_target
+from sm75.progress import Reporter
+from sm75.store import Store
+
+
+def lock(
+    root: Path, release: ReleaseLock, store: Store, reporter: Reporter, *,
+    upgrade: bool = False, check: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Resolve the closure and write runtime.lock.
+
+    Options: ``--release``, ``--store``, ``--upgrade`` (flag: newest versions instead of the locked
+    ones), ``--check`` (flag: write nothing, fail when it would change), ``--json``.
+    """
+    found = closure.make_lock(root, release, store, reporter, upgrade=upgrade, check=check)
+    return {"wheels": len(found.packages), "bytes": sum(p.size for p in found.packages),
+            "python": list(found.python)}  # fmt: skip
+
+
+def build(
+    root: Path, release: ReleaseLock, store: Store, channel: Path, reporter: Reporter, *,
+    target: str = "", offline: bool = False, dry_run: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Fetch the closure's wheels, convert them, publish them and the adapter.
+
+    Options: ``--release``, ``--store``, ``--channel``, ``--target NAME`` (contract; default: the
+    release lock's), ``--offline`` (flag: fetch nothing), ``--dry-run``, ``--json``.
+    """
+    wanted = closure.plan_fetch(load_runtime(root, release.vllm), store)
+    if dry_run:
+        return {"download_bytes": wanted.bytes_download, "cached_bytes": wanted.bytes_cached}
+    if not offline:
+        fetch.fetch(wanted, store, reporter)
+    agreed = load_target(root, target or release.target)
+    done = closure.build(root, release, agreed, store, channel, reporter)
+    return {"packages": len(done.packages), "published": list(done.published),
+            "withdrawn": list(done.withdrawn)}  # fmt: skip
+
+
+def missing(root: Path, release: ReleaseLock, channel: Path) -> dict[str, list[str]]:
+    """Say what the channel lacks to be installed from alone, by Python minor.
+
+    Options: ``--release``, ``--channel``, ``--json``. Exit code 0 also when something is missing.
+    """
+    box = installer.box_of(load_target(root, release.target))
+    with tempfile.TemporaryDirectory(prefix="vllm-sm75-gaps-") as scratch:
+        found = channeltools.gaps(channel, box, Path(scratch))
+    return {gap.python: list(gap.missing) for gap in found}
+
+
+def sizes(channel: Path) -> dict[str, Any]:
+    """Show packages by size; ``channeltools.size_table(channeltools.sizes(channel))`` for people.
+
+    Options: ``--channel``, ``--json``.
+    """
+    found = channeltools.sizes(channel)
+    return {"totals": channeltools.totals(found), "packages": {p.file: p.size for p in found}}
+
+
+def export(channel: Path, out: Path) -> dict[str, Any]:
+    """Put the channel into one tar, checked first.
+
+    Options: ``--channel``, argument ``OUT`` (path), ``--json``.
+    """
+    return {"file": str(out), "sha256": channeltools.export(channel, out)}
+
+
+def install(
+    root: Path, release: ReleaseLock, channel: Path, prefix: Path, *,
+    python: str = "", extra_channels: tuple[Path, ...] = (), target: str = "",
+    foreign: bool = False, image: Path | None = None, dry_run: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Install into a new prefix, offline; the channel is checked first.
+
+    Options: ``--release``, ``--channel``, ``--prefix DIR`` (required), ``--python MINOR`` (default:
+    that of the image here, or of the contract), ``--extra-channel DIR`` (multiple), ``--target
+    NAME``, ``--foreign`` (flag: install for the contract's machine from another one), ``--image
+    DIR`` (where the image's torch is, when not where the contract says), ``--dry-run``, ``--json``.
+    """
+    agreed = load_target(root, target or release.target)
+    place = image or Path(agreed.path)
+    minor = installer.choose_python(channel, agreed, place, python)
+    box = installer.box_of(agreed) if foreign else installer.this_box()
+    if dry_run:
+        installer.check_channel(channel)
+        specs = [installer.NAME, f"python {minor}.*"]
+        records = installer.solve([channel, *extra_channels], specs, box)
+        return {"python": minor, "packages": sorted(r.file_name for r in records)}
+    done = installer.install(
+        channel, prefix, python=minor, box=box, extra_channels=extra_channels, image=image
+    )
+    warning = ""
+    if not foreign and not installer.image_python(place):
+        warning = f"there is no torch in {place}: `import torch` will fail (docs/installing.md)"
+    return {"prefix": str(done.prefix), "python": minor, "packages": list(done.packages),
+            "warning": warning}  # fmt: skip
+
+
+def write_contract(
+    root: Path, *, path: Path, name: str = "", replace: bool = False
+) -> dict[str, Any]:
+    """Write a target contract on the machine it is about.
+
+    Options of ``doctor``: ``--write-contract`` (flag), ``--path DIR`` (default ``/opt/pytorch``),
+    ``--name NAME``, ``--replace`` (flag).
+    """
+    found = contract.probe(path)
+    written = contract.write(root, found, name=name, replace=replace)
+    return {"contract": str(written), "text": contract.dump(found)}
