@@ -13,6 +13,7 @@ from typing import Any
 
 from sm75 import channeltools, closure, contract, fetch
 from sm75 import install as installer
+from sm75.basepython import BasePython
 from sm75.closurelock import load_runtime
 from sm75.lockfile import ReleaseLock, load_target
 from sm75.progress import Reporter
@@ -45,10 +46,17 @@ def build(
     wanted = closure.plan_fetch(load_runtime(root, release.vllm), store)
     if dry_run:
         return {"download_bytes": wanted.bytes_download, "cached_bytes": wanted.bytes_cached}
+    python = BasePython(root, release, load_runtime(root, release.vllm).python)
     if not offline:
         fetch.fetch(wanted, store, reporter)
+        if reason := python.mirror(store, reporter):
+            reporter.line(
+                f"channel: goes without python, for conda-forge is out of reach: {reason}"
+            )
     agreed = load_target(root, target or release.target)
-    done = closure.build(root, release, agreed, store, channel, reporter)
+    done = closure.build(
+        root, release, agreed, store, channel, reporter, base=python.packages(store)
+    )
     return {"packages": len(done.packages), "published": list(done.published),
             "withdrawn": list(done.withdrawn)}  # fmt: skip
 
@@ -60,7 +68,8 @@ def missing(root: Path, release: ReleaseLock, channel: Path) -> dict[str, list[s
     """
     box = installer.box_of(load_target(root, release.target))
     with tempfile.TemporaryDirectory(prefix="vllm-sm75-gaps-") as scratch:
-        found = channeltools.gaps(channel, box, Path(scratch))
+        python = BasePython(root, release, installer.pythons(channel))
+        found = channeltools.gaps(channel, box, Path(scratch), python)
     return {gap.python: list(gap.missing) for gap in found}
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from sm75 import channel as channels
 from sm75 import install as installer
 from sm75.atomic import TMP_PREFIX, replacing
+from sm75.basepython import BasePython
 from sm75.channelcheck import LOCK, REPODATA, relative, sha256_file
 from sm75.condapkg import EPOCH, tar_info, write_conda
 from sm75.errors import ChannelError
@@ -155,13 +156,14 @@ class Gap:
     missing: tuple[str, ...]
 
 
-def gaps(channel: Path, box: Box, scratch: Path) -> list[Gap]:
+def gaps(channel: Path, box: Box, scratch: Path, python: BasePython) -> list[Gap]:
     """Say what the channel lacks to be installed from alone, for each Python it serves.
 
     Args:
         channel: The channel.
         box: The machine it is for.
         scratch: An empty directory for stand-ins.
+        python: What the release's locks say of python.
 
     Raises:
         ChannelError: The index cannot be read.
@@ -171,7 +173,7 @@ def gaps(channel: Path, box: Box, scratch: Path) -> list[Gap]:
         try:
             installer.solve([channel], [installer.NAME, f"python {minor}.*"], box)
         except ChannelError as err:
-            missing = [f"python {minor} and its libraries, from conda-forge"]
+            missing = [python.describe(minor)]
             standin = _standin(scratch / minor, minor)
             try:
                 installer.solve([channel, standin], [installer.NAME, f"python {minor}.*"], box)

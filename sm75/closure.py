@@ -33,7 +33,7 @@ from sm75.closurelock import (
     load_omissions,
     load_runtime,
 )
-from sm75.condapkg import canonical_json
+from sm75.condapkg import canonical_json, read_info
 from sm75.errors import CheckFailed, FetchError
 from sm75.lockfile import ReleaseLock, TargetContract
 from sm75.progress import Reporter
@@ -255,7 +255,7 @@ def _one_minor(path: Path) -> bool:
 
 def build(
     root: Path, release: ReleaseLock, contract: TargetContract, store: Store, channel: Path,
-    reporter: Reporter,
+    reporter: Reporter, *, base: Iterable[Path] = (),
 ) -> Outcome:  # fmt: skip
     """Bring the closure and the adapter into the channel; fetch nothing.
 
@@ -266,6 +266,7 @@ def build(
         store: Has the wheels.
         channel: The channel to publish into.
         reporter: Shows progress.
+        base: python and native libraries to publish with it.
 
     Raises:
         LockError: There is no runtime lock, or no build serves the contract.
@@ -289,9 +290,10 @@ def build(
     built = adapter.build(root, contract, root / ".sm75" / "adapter")
     finished[f"{built.parent.name}/{built.name}"] = built
     former = _former(channel)
+    finished |= {f"{read_info(p)['index']['subdir']}/{p.name}": p for p in base}
     # adapters of other contracts stay: the solver takes the one that the user names
     withdrawn = sorted(p for p in former if p not in finished and not _is_adapter(p))
-    new = [p for name, p in finished.items() if not channelcheck.holds(channel, name)]
+    new = [p for name, p in sorted(finished.items()) if not channelcheck.holds(channel, name)]
     listed = sorted({*finished, *former} - {*withdrawn})
     if new or listed != former:
         channels.publish(
