@@ -148,7 +148,7 @@ def test_convert_the_lock(tmp_path: Path) -> None:
         make_wheel(
             tmp_path, project="a",
             metadata="Requires-Dist: torch>=2\nRequires-Dist: tilelang\nProvides-Extra: x\n"
-            'Requires-Dist: b; extra == "x"\nRequires-Dist: a[x]; extra == "all"',
+            'Requires-Dist: a[y]; extra == "x"\nRequires-Dist: b; extra == "y"',
         ),
         make_wheel(tmp_path, project="b", tag=f"cp312-cp312-{ARM}", files={"b.so": b"x"}),
     ]  # fmt: skip
