@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 # pip and uv do not ask import hooks what is installed. This record makes them count the image's
-# torch as installed, and, having no RECORD, refuse to replace it.
+# torch as installed, so that a package that needs torch does not bring another one.
 RECORDED = """\
 Metadata-Version: 2.1
 Name: torch

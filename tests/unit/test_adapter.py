@@ -224,7 +224,7 @@ def test_module_shows_what_is_there(site: Path, tmp_path: Path) -> None:
 
 
 def test_pip_counts_torch_as_installed(site: Path) -> None:
-    """Without a RECORD, pip and uv refuse to replace it."""
+    """So a package that needs torch does not bring another one; there is nothing to uninstall."""
     (info,) = site.glob("torch-*.dist-info")
     assert "Version: 2.12.0+cu132\n" in (info / "METADATA").read_text()
     assert not (info / "RECORD").exists()
