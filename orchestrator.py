@@ -31,7 +31,7 @@ from sm75 import __version__  # noqa: E402
 from sm75.errors import CheckFailed, Sm75Error, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
-    from sm75.lockfile import ReleaseLock
+    from sm75.lockfile import ReleaseLock, TargetContract
     from sm75.progress import Reporter
     from sm75.store import Store
     from sm75.toolchain import Provider
@@ -411,6 +411,142 @@ def channel_verify(channel: Path, as_json: bool) -> None:
         )
     if not as_json:
         click.echo(f"channel: every file in {channel} is as SHA256SUMS and the index say")
+
+
+def _contract(lock: ReleaseLock, name: str | None) -> TargetContract:
+    from sm75.lockfile import load_target
+
+    return load_target(ROOT, name or lock.target)
+
+
+_TARGET = click.option("--target", help="Contract below lock/targets; default: the lock's.")
+
+
+@channel_group.command("lock")
+@_shared("release", "store")
+@click.option("--upgrade", is_flag=True, help="Take the newest versions.")
+@click.option("--check", is_flag=True, help="Write nothing; fail when the lock would change.")
+def channel_lock(release: str | None, store: Path | None, upgrade: bool, check: bool) -> None:
+    """Resolve the closure and pin it in runtime.lock (uses the network)."""
+    from sm75 import closure
+    from sm75.progress import make_reporter
+
+    lock = _lock(release)
+    with make_reporter() as reporter:
+        made = closure.make_lock(ROOT, lock, _store(store), reporter, upgrade=upgrade, check=check)
+    click.echo(f"runtime.lock: {len(made.packages)} packages")
+
+
+@channel_group.command("build")
+@_shared("release", "store", "channel")
+@_TARGET
+@click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
+def channel_build(
+    release: str | None, store: Path | None, channel: Path, target: str | None, offline: bool
+) -> None:
+    """Bring the whole closure and the adapter to the image's torch into the channel."""
+    from sm75 import closure
+    from sm75 import fetch as step
+    from sm75.closurelock import load_runtime
+    from sm75.progress import make_reporter
+
+    lock = _lock(release)
+    place = _store(store)
+    wanted = closure.plan_fetch(load_runtime(ROOT, lock.vllm), place)
+    with make_reporter() as reporter:
+        if wanted.todo and not offline:
+            reporter.line(wanted.describe())
+            step.fetch(wanted, place, reporter)
+        done = closure.build(
+            ROOT, lock, _contract(lock, target), place, channel.absolute(), reporter
+        )
+    click.echo(
+        f"channel: {len(done.packages)} packages of the closure, {len(done.published)} of them "
+        f"new, {len(done.withdrawn)} withdrawn"
+    )
+
+
+@channel_group.command("sizes")
+@_shared("channel", "json")
+def channel_sizes(channel: Path, as_json: bool) -> None:
+    """List the channel's packages by size."""
+    from rich.console import Console
+
+    from sm75 import channeltools
+
+    found = channeltools.sizes(channel)
+    if as_json:
+        _print_json({p.file: p.size for p in found})
+    else:
+        Console().print(channeltools.size_table(found))
+
+
+@channel_group.command("missing")
+@_shared("release", "channel", "json")
+@_TARGET
+def channel_missing(release: str | None, channel: Path, as_json: bool, target: str | None) -> None:
+    """Say what the channel lacks to be installed from alone."""
+    import tempfile
+
+    from sm75 import channeltools, install
+    from sm75.basepython import BasePython
+
+    lock = _lock(release)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = channeltools.gaps(
+            channel.absolute(),
+            install.box_of(_contract(lock, target)),
+            Path(scratch),
+            BasePython(ROOT, lock, install.pythons(channel.absolute())),
+        )
+    if as_json:
+        _print_json({gap.python: list(gap.missing) for gap in found})
+    else:
+        for gap in found:
+            for text in gap.missing:
+                click.echo(f"python {gap.python}: {text}")
+    if any(gap.missing for gap in found):
+        raise SystemExit(1)
+
+
+@channel_group.command("export")
+@_shared("channel")
+@click.argument("out", type=_FILE)
+def channel_export(channel: Path, out: Path) -> None:
+    """Write the channel as one tar, to carry to a machine without network."""
+    from sm75 import channeltools
+
+    click.echo(f"{channeltools.export(channel, out)}  {out}")
+
+
+@cli.command("install")
+@_shared("release", "channel")
+@_TARGET
+@click.option("--prefix", type=_FILE, required=True, help="A new or empty directory.")
+@click.option("--python", default="", help="Python minor; default: that of the image's torch.")
+@click.option("--extra-channel", type=_FILE, multiple=True, help="A directory with python, say.")
+@click.option("--image", type=_FILE, help="The environment that has the image's torch.")
+@click.option("--foreign", is_flag=True, help="Install for a g5g from another machine.")
+def install_command(
+    release: str | None, channel: Path, target: str | None, prefix: Path, python: str,
+    extra_channel: tuple[Path, ...], image: Path | None, foreign: bool,
+) -> None:  # fmt: skip
+    """Install vllm-sm75 from the channel without a conda client and without network."""
+    from sm75 import install
+
+    lock = _lock(release)
+    contract = _contract(lock, target)
+    where = channel.absolute()
+    minor = install.choose_python(where, contract, image or Path(contract.path), python)
+    done = install.install(
+        where,
+        prefix,
+        python=minor,
+        box=install.box_of(contract) if foreign else install.this_box(),
+        extra_channels=[path.absolute() for path in extra_channel],
+        image=image,
+    )
+    click.echo(f"installed {len(done.packages)} packages for Python {done.python} in {done.prefix}")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
