@@ -257,13 +257,16 @@ def test_public_torch_is_refused_and_accepted_for_tests(prefix: Path, image: Pat
 @pytest.mark.slow
 def test_vllm_imports_and_its_kernels_load(prefix: Path, image: Path) -> None:
     program = (
-        "import importlib.metadata as m, torch, vllm\n"
+        "import ctypes, importlib.metadata as m, sys, torch, vllm\n"
+        # of the driver, which this machine has not
+        "ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)\n"
         "import vllm._C_stable_libtorch, vllm._moe_C_stable_libtorch\n"
         "names = torch._C._dispatch_get_all_op_names()\n"
         "names = [n for n in names if n.startswith(('_C::', '_moe_C::'))]\n"
         "print(m.version('torch'), vllm.__version__, len(names))\n"
     )
-    done = emulate(prefix, image, "-c", program)
+    driver = image / "lib/python3.11/site-packages/nvidia/cu13/lib/libcuda.so.1"
+    done = emulate(prefix, image, "-c", program, str(driver))
     assert done.returncode == 0, done.stderr[-3000:]
     torch, version, operators = done.stdout.split()[-3:]
     assert (torch, version) == ("2.12.0+cu130", LOCK.vllm)
