@@ -236,6 +236,7 @@ def test_a_missing_extension_ends_the_configuration(tmp_path: Path) -> None:
     project = Configured(tmp_path, last="")
     assert project.done.returncode != 0
     assert "extension fs_io_C is not declared" in " ".join(project.done.stderr.split())
+    assert "Warning" not in project.done.stderr
 
 
 def test_it_is_not_missed_in_another_build(tmp_path: Path) -> None:

@@ -64,12 +64,14 @@ def test_literal(tmp_path: Path) -> None:
     module.write_text(
         "import nowhere\nOTHER = call()\nA = B = ['no']\n"
         "COMMON_NVCC_FLAGS = [\n    '-D__CUDA_NO_HALF_OPERATORS__',\n    '--expt-x',\n]\n"
-        "def f():\n    COMMON_NVCC_FLAGS = ['inner']\n"
+        "def f():\n    INNER = ['x']\n"
     )
     found = script.literal(module, "COMMON_NVCC_FLAGS")
     assert found == ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-x"]
     with pytest.raises(SystemExit, match=r"cpp_extension\.py no longer assigns GONE"):
         script.literal(module, "GONE")
+    with pytest.raises(SystemExit, match="no longer assigns INNER"):
+        script.literal(module, "INNER")
 
 
 def test_link(tmp_path: Path) -> None:
