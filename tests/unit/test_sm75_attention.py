@@ -100,6 +100,40 @@ def test_model_is_what_triton_allocates(
     assert overlay.shared_bytes(*shape) == shared
 
 
+PACKED = {
+    (512, 16, 16): 98_304,
+    (512, 16, 32): 163_840,
+    (512, 32, 16): 131_072,
+    (512, 32, 32): 196_608,
+    (128, 16, 32): 40_960,
+    (128, 16, 16): 24_576,
+}
+TALL = {
+    (64, 128, 32): 49_152,
+    (64, 128, 16): 40_960,
+    (128, 128, 32): 81_920,
+    (128, 128, 16): 73_728,
+    (256, 64, 16): 81_920,
+    (512, 32, 32): 131_072,
+}
+
+
+def test_model_of_the_int4_kernel_and_of_tall_blocks(overlay: Any) -> None:
+    assert {shape: overlay.shared_bytes(*shape, packed=True) for shape in PACKED} == PACKED
+    assert {shape: overlay.shared_bytes(*shape) for shape in TALL} == TALL
+
+
+def test_int4_cache_takes_smaller_tiles_or_is_refused(overlay: Any, vllm: Any) -> None:
+    made = overlay.launch(256, 8, 16, 32, 16, 512, packed=True)
+    assert (made.tile_prefill, made.tile_decode) == (16, 16)
+    overlay.check_layer(8, 1, 256, (511, 0), "int4_per_token_head")
+    overlay.check_layer(8, 1, 512, (-1, -1), "int8_per_token_head")
+    with pytest.raises(ValueError, match="INT4 KV cache does not fit") as caught:
+        overlay.check_layer(8, 1, 512, (-1, -1), "int4_per_token_head")
+    assert "98304" in str(caught.value)
+    assert "--kv-cache-dtype auto" in str(caught.value)
+
+
 def test_padding(overlay: Any) -> None:
     assert [overlay.padded(n) for n in (1, 16, 17, 72, 96, 256, 257)] == [
         1, 16, 32, 128, 128, 256, 512,
@@ -145,7 +179,6 @@ def test_other_devices_are_left_alone(overlay: Any, vllm: Any, capability: Any) 
     vllm.platform.capability = capability
     assert overlay.launch(512, 8, 16, 32, 16, 512) is None
     assert overlay.encoder_block(256, 64) == 64
-    assert overlay.hadamard_fits(128, 16)
     overlay.check_layer(8, 1, 4096, (-1, -1), "auto")
     calls = []
     overlay.split_wide_groups(lambda q, k: calls.append((q, k)))("q", k="k")
@@ -165,11 +198,6 @@ def test_encoder_blocks_fit(overlay: Any, vllm: Any) -> None:
     assert overlay.encoder_block(512, 32) == 16
     with pytest.raises(ValueError, match="head size 1024 does not fit"):
         overlay.encoder_block(1024, 32)
-
-
-def test_hadamard_of_128_does_not_fit(overlay: Any, vllm: Any) -> None:
-    assert overlay.hadamard_fits(64, 16)
-    assert not overlay.hadamard_fits(128, 16)
 
 
 def test_refusal_at_start_names_model_head_and_limit(overlay: Any, vllm: Any) -> None:

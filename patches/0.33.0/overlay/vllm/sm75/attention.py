@@ -8,8 +8,10 @@ Q (BLOCK_M x HEAD) by K (HEAD x TILE), so a block takes
 
     4 bytes x HEAD (padded to a power of two) x (BLOCK_M + TILE)
 
-exactly; ``num_stages`` changes nothing, since Triton pipelines loads from 8.0 on only. All of this
-is proved ahead of time, for each variant, by ``verify --smem`` of the project.
+exactly, and P (BLOCK_M x TILE, float16) beside it where BLOCK_M is above HEAD. The INT4 kernel
+holds two half-wide K tiles and two V tiles and so takes the tile twice. ``num_stages`` changes
+nothing, since Triton pipelines loads from 8.0 on only. All of this is proved ahead of time, for
+each variant, by ``verify --smem`` of the project.
 
 Only capability 7.5 is decided here. Everywhere else the functions say None or call straight
 through, and upstream's parameters stand.
@@ -65,23 +67,33 @@ def padded(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def shared_bytes(head_size: int, block_m: int, tile: int) -> int:
-    """Shared memory of a block, exactly as Triton allocates it for 7.5."""
-    return OPERAND_BYTES * padded(head_size) * (block_m + tile)
+def shared_bytes(head_size: int, block_m: int, tile: int, packed: bool = False) -> int:
+    """Shared memory of a block, as Triton allocates it for 7.5.
+
+    Args:
+        head_size: Unpadded.
+        block_m: Query rows.
+        tile: Keys.
+        packed: The INT4 kernel. The figure is exact without a sliding window; with one it takes
+            less.
+    """
+    width = padded(head_size)
+    p_bytes = 2 * block_m * tile if block_m > width else 0
+    return OPERAND_BYTES * width * (block_m + (2 * tile if packed else tile)) + p_bytes
 
 
-def largest_tile(head_size: int, block_m: int, wanted: int) -> int | None:
+def largest_tile(head_size: int, block_m: int, wanted: int, packed: bool = False) -> int | None:
     """The largest power of two up to ``wanted`` whose block fits, or None."""
     tile = wanted
     while tile >= MIN_TILE:
-        if shared_bytes(head_size, block_m, tile) <= SHARED_LIMIT:
+        if shared_bytes(head_size, block_m, tile, packed) <= SHARED_LIMIT:
             return tile
         tile //= 2
     return None
 
 
 @functools.cache
-def parts_of_group(head_size: int, queries_per_kv: int) -> int:
+def parts_of_group(head_size: int, queries_per_kv: int, packed: bool = False) -> int:
     """Into how many equal parts the queries of a KV head are split so that a block fits.
 
     One block holds all queries of a KV head, so more than 16 of them grow BLOCK_M. 1 is no split.
@@ -91,13 +103,16 @@ def parts_of_group(head_size: int, queries_per_kv: int) -> int:
     """
     for parts in range(1, queries_per_kv + 1):
         rows = max(MIN_BLOCK_M, padded(queries_per_kv // parts))
-        if queries_per_kv % parts == 0 and largest_tile(head_size, rows, MIN_TILE):
+        if queries_per_kv % parts == 0 and largest_tile(head_size, rows, MIN_TILE, packed):
             return parts
-    needed = shared_bytes(head_size, MIN_BLOCK_M, MIN_TILE)
+    needed = shared_bytes(head_size, MIN_BLOCK_M, MIN_TILE, packed)
+    cache, way_out = "", "Head sizes up to 512 fit."
+    if packed:
+        cache = " with the INT4 KV cache"
+        way_out = "Take --kv-cache-dtype auto or int8_per_token_head."
     raise ValueError(
-        f"Attention head size {head_size} does not fit compute capability 7.5: its smallest block "
-        f"takes {needed} bytes of shared memory, the limit is {SHARED_LIMIT}. "
-        f"Head sizes up to 512 fit."
+        f"Attention head size {head_size}{cache} does not fit compute capability 7.5: its smallest "
+        f"block takes {needed} bytes of shared memory, the limit is {SHARED_LIMIT}. {way_out}"
     )
 
 
@@ -109,19 +124,20 @@ def choose(
     tile_prefill: int,
     tile_decode: int,
     decode: bool,
+    packed: bool = False,
 ) -> Launch:
     """The largest tiles, up to upstream's, whose blocks fit; warps from the table.
 
     Raises:
         ValueError: No tile fits ``block_m`` rows of this head size.
     """
-    prefill = largest_tile(head_size, block_m, tile_prefill)
-    decoding = largest_tile(head_size, block_m, tile_decode)
+    prefill = largest_tile(head_size, block_m, tile_prefill, packed)
+    decoding = largest_tile(head_size, block_m, tile_decode, packed)
     if prefill is None or decoding is None:
         raise ValueError(
             f"Attention head size {head_size} with {queries_per_kv} queries a KV head does not fit "
-            f"compute capability 7.5: {shared_bytes(head_size, block_m, MIN_TILE)} bytes of shared "
-            f"memory for {block_m} rows, the limit is {SHARED_LIMIT}."
+            f"compute capability 7.5: {shared_bytes(head_size, block_m, MIN_TILE, packed)} bytes "
+            f"of shared memory for {block_m} rows, the limit is {SHARED_LIMIT}."
         )
     warps = NUM_WARPS.get(padded(head_size), (None, None))[0 if decode else 1]
     return Launch(block_m, block_m // queries_per_kv, prefill, decoding, warps)
@@ -134,6 +150,7 @@ def launch(
     tile_prefill: int,
     tile_decode: int,
     max_seqlen_q: int,
+    packed: bool = False,
 ) -> Launch | None:
     """Launch parameters for this call on capability 7.5; None on any other device.
 
@@ -144,11 +161,12 @@ def launch(
         tile_prefill: Upstream's KV tile of the 2D kernel.
         tile_decode: Upstream's KV tile of the split-KV kernel.
         max_seqlen_q: The longest query of the batch, which tells decode from prefill.
+        packed: The INT4 kernel.
     """
     if not on_turing():
         return None
     decode = max_seqlen_q <= DECODE_QUERIES
-    return choose(head_size, queries_per_kv, block_m, tile_prefill, tile_decode, decode)
+    return choose(head_size, queries_per_kv, block_m, tile_prefill, tile_decode, decode, packed)
 
 
 def encoder_block(head_size: int, block: int) -> int:
@@ -159,16 +177,12 @@ def encoder_block(head_size: int, block: int) -> int:
     """
     if not on_turing():
         return block
-    while shared_bytes(head_size, block, block) > SHARED_LIMIT and block > MIN_TILE:
+    # Q and K of one block each; this kernel never stages P beside them.
+    while 2 * OPERAND_BYTES * padded(head_size) * block > SHARED_LIMIT:
+        if block <= MIN_TILE:
+            parts_of_group(head_size, 1)
         block //= 2
-    if shared_bytes(head_size, block, block) > SHARED_LIMIT:
-        parts_of_group(head_size, 1)
     return block
-
-
-def hadamard_fits(size: int, block_m: int) -> bool:
-    """Whether Triton's Hadamard kernel (INT4 KV cache) of this size fits the device."""
-    return not on_turing() or OPERAND_BYTES * size * (block_m + size) <= SHARED_LIMIT
 
 
 def split_wide_groups(attention: Callable[..., None]) -> Callable[..., None]:
@@ -187,7 +201,8 @@ def split_wide_groups(attention: Callable[..., None]) -> Callable[..., None]:
         q, k = given["q"], given["k"]
         kv_heads = k.shape[2]
         group = q.shape[1] // kv_heads
-        parts = parts_of_group(q.shape[2], group)
+        mode = getattr(given.get("kv_quant_mode"), "name", "")
+        parts = parts_of_group(q.shape[2], group, mode == "INT4_PER_TOKEN_HEAD")
         if parts == 1:
             return attention(*args, **kwargs)
         for head in range(kv_heads):
@@ -230,13 +245,16 @@ def check_layer(
 
     group = num_heads // num_kv_heads
     try:
-        parts = parts_of_group(head_size, group)
+        packed = cache.startswith("int4")
+        parts = parts_of_group(head_size, group, packed)
     except ValueError as error:
         raise ValueError(f"{_model()}: {error}") from None
     rows = max(MIN_BLOCK_M, padded(group // parts))
     window = max(1 + sliding_window[0], 0)
     wanted = _upstream_tiles(head_size, window)
-    made = [choose(head_size, group // parts, rows, *wanted, decode) for decode in (False, True)]
+    made = [
+        choose(head_size, group // parts, rows, *wanted, decode, packed) for decode in (False, True)
+    ]
     tiles = (made[0].tile_prefill, made[1].tile_decode)
     init_logger(__name__).info_once(
         "Compute capability 7.5: attention of head size %d, %d queries a KV head%s, %s cache: "
@@ -250,7 +268,7 @@ def check_layer(
         *tiles,
         made[0].num_warps or 4,
         made[1].num_warps or 4,
-        shared_bytes(head_size, rows, max(tiles)),
+        shared_bytes(head_size, rows, max(tiles), packed),
         SHARED_LIMIT,
     )
 
