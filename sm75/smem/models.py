@@ -59,8 +59,8 @@ _GEMMA4 = (
     "(0f3f0632a387), and configuration_gemma4.py: head_dim 256, global_head_dim 512"
 )
 _GEMMA3 = "transformers, src/transformers/models/gemma3/convert_gemma3_weights.py, _VARIANTS"
-_LLAMA3 = "config.json of meta-llama/Llama-3.2-1B, Llama-3.2-3B, Llama-3.1-8B"
-_QWEN3 = "config.json of Qwen/Qwen3-0.6B, Qwen3-4B, Qwen3-8B, Qwen3-14B"
+_LLAMA3 = "config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B"
+_QWEN3 = "config.json of Qwen/Qwen3-4B and Qwen3-14B"
 
 MODELS: tuple[Model, ...] = (
     Model(
@@ -93,13 +93,6 @@ MODELS: tuple[Model, ...] = (
         ),
     ),
     Model(
-        name="Gemma 3 1B", source=_GEMMA3, hidden=1152,
-        layers=(
-            Layer(head=256, q_heads=4, kv_heads=1, window=512),
-            Layer(head=256, q_heads=4, kv_heads=1),
-        ),
-    ),
-    Model(
         name="Gemma 3 4B", source=_GEMMA3, hidden=2560, vision_head=72,
         layers=(
             Layer(head=256, q_heads=8, kv_heads=4, window=1024),
@@ -113,10 +106,6 @@ MODELS: tuple[Model, ...] = (
     Model(
         name="Llama 3.2 1B", source=_LLAMA3, hidden=2048, vocab=128_256,
         layers=(Layer(head=64, q_heads=32, kv_heads=8),),
-    ),
-    Model(
-        name="Llama 3.2 3B", source=_LLAMA3, hidden=3072, vocab=128_256,
-        layers=(Layer(head=128, q_heads=24, kv_heads=8),),
     ),
     Model(
         name="Llama 3.1 8B", source=_LLAMA3, hidden=4096, vocab=128_256,
@@ -141,7 +130,7 @@ WIDE = Model(
         Layer(head=512, q_heads=48, kv_heads=2),
         Layer(head=256, q_heads=24, kv_heads=1),
         Layer(head=256, q_heads=48, kv_heads=1),
-        Layer(head=128, q_heads=71, kv_heads=1),
+        Layer(head=128, q_heads=48, kv_heads=1),
         Layer(head=96, q_heads=32, kv_heads=32),
         Layer(head=64, q_heads=71, kv_heads=1),
     ),

@@ -235,12 +235,14 @@ def install(
     )
     devices = StandIn("vllm.utils.platform_utils")
     devices.__dict__["num_compute_units"] = platform.num_compute_units
+    caches = StandIn("vllm.config.cache")
+    caches.__dict__["get_kv_cache_dtype_handler"] = lambda _: None  # no plug-in has added one
     operators = StandIn("vllm._custom_ops")
     operators.__dict__["hadacore_transform"] = lambda tensor, inplace=False: tensor
     inductor = StandIn("torch._inductor.runtime.triton_helpers")
     inductor.__dict__["libdevice"] = tldevice
     for module in (
-        utils, platforms, logger, quantisation, devices, operators, inductor,
+        utils, platforms, logger, quantisation, devices, operators, inductor, caches,
     ):  # fmt: skip
         sys.modules[module.__name__] = module
     return platform

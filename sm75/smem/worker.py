@@ -79,6 +79,8 @@ def _specialise(kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> st
     ]  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()
     names = list(bound)
+    if made_up := [names[p[0]] for p, v in constants.items() if isinstance(v, standins.Unknown)]:
+        raise TypeError(f"{kernel.__name__} is given stand-ins for {', '.join(made_up)}")
     shown = {
         names[path[0]]: value
         for path, value in constants.items()

@@ -95,7 +95,9 @@ def test_model_bounds_every_attention_launch(patched: Path) -> None:
         given = launch["arguments"]
         rows, tile = given["BLOCK_M"], given["TILE_SIZE"]
         assert given["BLOCK_Q"] == rows // given["num_queries_per_kv"] >= 1
-        assert 4 * given["HEAD_SIZE_PADDED"] * (rows + tile) <= audits.SHARED_LIMIT, launch["case"]
+        columns = rows + (2 * tile if launch["kernel"] == "_attn_packed" else tile)
+        shared = 4 * given["HEAD_SIZE_PADDED"] * columns
+        assert shared <= audits.SHARED_LIMIT, launch["case"]
         count += 1
     assert count > 80
 
@@ -131,7 +133,7 @@ def test_patched_is_within_the_limits(python: Path, patched: Path) -> None:
     audit = compiled(python, patched)
     assert audits.problems(audit) == []
     assert not audit.failed
-    assert not audit.refused
+    assert all("h512" in case and "int4" in case for case in audit.refused)
     assert max(variant.shared for variant in audit.variants.values()) == 65_536
     decode = [
         audit.variants[use.key]
@@ -150,5 +152,7 @@ def test_model_is_exact(python: Path, patched: Path, unpatched: Path) -> None:
             if variant.kernel != "kernel_unified_attention":
                 continue
             p = {name: int(value) for name, value in variant.parameters.items()}
-            model = 4 * p["HEAD_SIZE_PADDED"] * (p["BLOCK_M"] + p["TILE_SIZE"])
+            rows, tile = p["BLOCK_M"], p["TILE_SIZE"]
+            model = 4 * p["HEAD_SIZE_PADDED"] * (rows + tile)
+            model += 2 * rows * tile if rows > p["HEAD_SIZE_PADDED"] else 0
             assert variant.shared == model, p
