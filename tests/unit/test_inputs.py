@@ -172,6 +172,13 @@ def test_one_change(project: Project, kind: str) -> None:
     assert (before.build_string != after.build_string) is expected[0]
 
 
+def test_rust_binary_of_a_build_without_it(project: Project) -> None:
+    project.options["rust"] = "none"
+    before = project.collect()
+    _artifact(_is("prebuilt", "any"))(project)
+    assert project.collect() == before
+
+
 def test_same_again_and_elsewhere(project: Project, tmp_path: Path) -> None:
     here = project.collect()
     assert project.collect() == here
