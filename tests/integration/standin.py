@@ -37,6 +37,24 @@ WHEELS = (
 RUNTIME = "nvidia/cu13/lib/libcudart.so.13"
 GCC = "aarch64-linux-gnu-gcc"
 _CUDA = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
+# What vllm-sm75's extensions take from the driver's library.
+_DRIVER = (
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuGetErrorString",
+    "cuGetProcAddress_v2",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemGetAllocationGranularity",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuPointerGetAttribute",
+)
 _SYSTEM = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
            "ld-linux", "libgomp.", "libz.")  # fmt: skip
 
@@ -104,10 +122,14 @@ def _stub(site: Path) -> None:
     here = {p.name for p in libraries} | {Path(RUNTIME).name}
     missing = sorted(n for n in needed - here if not n.startswith(_SYSTEM))
     unversioned = sorted(s for s in loose - defined if s.startswith(_CUDA))
+    taken: set[str] = set()
     for number, name in enumerate(missing):
         source, script = site / "nvidia" / "stub.c", site / "nvidia" / "stub.map"
         symbols = {s for names in wanted[name].values() for s in names}
         symbols |= set(unversioned if number == 0 else ())
+        symbols |= set(_DRIVER if name == "libcuda.so.1" else ())
+        symbols -= taken
+        taken |= symbols
         source.write_text("".join(f"int {s}(void) {{ return 100; }}\n" for s in sorted(symbols)))
         script.write_text("".join(
             f"{version} {{ global: {' '.join(f'{s};' for s in sorted(names))} }};\n"
