@@ -167,6 +167,7 @@ def run(
     *,
     jobs: int | None = None,
     groups: Iterable[str] = (),
+    prefix: str = "",
 ) -> Audit:
     """Record the launches of a tree's wrappers and compile what is not cached.
 
@@ -178,6 +179,7 @@ def run(
         reporter: Shows the compilation.
         jobs: Processes; default: as many as cores.
         groups: Groups of cases; default: all.
+        prefix: What the names of cases begin with; default: anything.
 
     Raises:
         BuildError: The worker broke off.
@@ -188,6 +190,7 @@ def run(
         "tree": str(tree),
         "capability": list(CAPABILITY),
         "groups": list(groups),
+        "prefix": prefix,
         "known": sorted(known),
         "jobs": jobs or os.cpu_count() or 1,
         "compile": True,

@@ -127,8 +127,6 @@ WIDE = Model(
     hidden=4096,
     layers=(
         Layer(head=512, q_heads=32, kv_heads=1),
-        Layer(head=512, q_heads=48, kv_heads=2),
-        Layer(head=256, q_heads=24, kv_heads=1),
         Layer(head=256, q_heads=48, kv_heads=1),
         Layer(head=128, q_heads=48, kv_heads=1),
         Layer(head=96, q_heads=32, kv_heads=32),

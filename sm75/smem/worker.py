@@ -116,7 +116,12 @@ def _hook(found: list[tuple[str, str]]) -> None:
 
 def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     groups = set(request["groups"])
-    cases = [case for case in all_cases() if not groups or case.group in groups]
+    prefix = request["prefix"]
+    cases = [
+        case
+        for case in all_cases()
+        if (not groups or case.group in groups) and case.name.startswith(prefix)
+    ]
     major, minor = request["capability"]
     standins.install(Path(request["tree"]), modules(cases), (major, minor), compiler=True)
     from triton.runtime import driver
@@ -153,6 +158,7 @@ def _compile(key: str) -> dict[str, Any]:
     }  # fmt: skip
     knobs.compilation.always_compile = True
     knobs.nvidia.dump_ptxas_log = True
+    knobs.compilation.disable_line_info = True
     try:
         source = ASTSource(
             variant["kernel"], variant["signature"], variant["constants"], variant["attributes"]

@@ -70,7 +70,7 @@ def test_other_capabilities_get_upstreams_launches(
 ) -> None:
     """Byte for byte: every argument of every launch of every case."""
     given = record(patched, capability)
-    assert len(launches(given)) > 150
+    assert len(launches(given)) > 100
     assert given == record(unpatched, capability)
 
 
@@ -99,7 +99,7 @@ def test_model_bounds_every_attention_launch(patched: Path) -> None:
         shared = 4 * given["HEAD_SIZE_PADDED"] * columns
         assert shared <= audits.SHARED_LIMIT, launch["case"]
         count += 1
-    assert count > 80
+    assert count > 50
 
 
 @pytest.fixture(scope="module")
