@@ -37,24 +37,27 @@ WHEELS = (
 RUNTIME = "nvidia/cu13/lib/libcudart.so.13"
 GCC = "aarch64-linux-gnu-gcc"
 _CUDA = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
-# What vllm-sm75's extensions take from the driver's library.
-_DRIVER = (
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuDeviceGetAttribute",
-    "cuDevicePrimaryCtxRetain",
-    "cuGetErrorString",
-    "cuGetProcAddress_v2",
-    "cuMemAddressFree",
-    "cuMemAddressReserve",
-    "cuMemCreate",
-    "cuMemGetAllocationGranularity",
-    "cuMemMap",
-    "cuMemRelease",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuPointerGetAttribute",
-)
+# What vllm-sm75's extensions take besides.
+_NAMED: dict[str, tuple[str, ...]] = {
+    "libcublas.so.13": ("cublasHgemm",),
+    "libcuda.so.1": (
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+        "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxRetain",
+        "cuGetErrorString",
+        "cuGetProcAddress_v2",
+        "cuMemAddressFree",
+        "cuMemAddressReserve",
+        "cuMemCreate",
+        "cuMemGetAllocationGranularity",
+        "cuMemMap",
+        "cuMemRelease",
+        "cuMemSetAccess",
+        "cuMemUnmap",
+        "cuPointerGetAttribute",
+    ),
+}
 _SYSTEM = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
            "ld-linux", "libgomp.", "libz.")  # fmt: skip
 
@@ -127,7 +130,7 @@ def _stub(site: Path) -> None:
         source, script = site / "nvidia" / "stub.c", site / "nvidia" / "stub.map"
         symbols = {s for names in wanted[name].values() for s in names}
         symbols |= set(unversioned if number == 0 else ())
-        symbols |= set(_DRIVER if name == "libcuda.so.1" else ())
+        symbols |= set(_NAMED.get(name, ()))
         symbols -= taken
         taken |= symbols
         source.write_text("".join(f"int {s}(void) {{ return 100; }}\n" for s in sorted(symbols)))
