@@ -276,7 +276,7 @@ def test_vllm_imports_and_its_kernels_load(prefix: Path, image: Path) -> None:
 
 @pytest.mark.slow
 def test_vllm_command(prefix: Path, image: Path) -> None:
-    """It needs a device to go on, also for --version: upstream makes the parser of `serve` first."""
+    """It needs a device to go on, even for --version: upstream makes the parser of serve first."""
     done = emulate(prefix, image, str(prefix / "bin" / "vllm"), "--version")
     no_device = "RuntimeError: Failed to infer device type"
     assert done.stdout.strip().endswith(LOCK.vllm) or no_device in done.stderr, done.stderr[-3000:]
