@@ -26,6 +26,9 @@ _SIZES = (
 )  # fmt: skip
 
 
+_LOG_WIDTH = 160
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Both audits and the verdict on the second.
@@ -104,6 +107,9 @@ def run_and_print(
         print(json.dumps(to_json(result), indent=2, sort_keys=True))
     else:
         console = Console()
+        if not console.is_terminal:
+            # A log or a pipe has no width of its own; eighty columns would break every name.
+            console = Console(width=_LOG_WIDTH)
         console.print(table(result))
         for problem in result.problems:
             console.print(
@@ -206,9 +212,10 @@ def table(result: Result) -> Table:
         for use in result.before.uses:
             if use.key in result.before.variants:
                 before[use.case, use.kernel] = result.before.variants[use.key].shared
-    out = Table(title=f"{result.subject}: Triton {result.triton} for sm_75", header_style="bold")
+    title = f"{result.subject}: Triton {result.triton} for sm_75"
+    out = Table(title=title, header_style="bold", box=None, pad_edge=False)
     for name in ("launch", "kernel", "sizes", "warps"):
-        out.add_column(name, overflow="fold")
+        out.add_column(name, no_wrap=True)
     for name in ("unpatched", "shared B", "regs", "spill B", "fma", "mma"):
         out.add_column(name, justify="right")
     seen = set()
