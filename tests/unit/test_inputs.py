@@ -198,7 +198,7 @@ def test_build_string_names_the_input_hash(project: Project) -> None:
 def test_unsealed_patch_is_refused(project: Project) -> None:
     patch = next((project.root / PATCHES).glob("*.patch"))
     _byte(patch)
-    with pytest.raises(PatchError, match=patch.name) as err:
+    with pytest.raises(PatchError, match=f"{patch.name} is not the file that series") as err:
         project.collect()
     assert err.value.exit_code == 5
 
