@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sm75 import channeltools, closure, contract, fetch
+from sm75 import channeltools, closure, contract, fetch, recipedeps
 from sm75 import install as installer
 from sm75.basepython import BasePython
 from sm75.closurelock import load_runtime
+from sm75.errors import CheckFailed
 from sm75.lockfile import ReleaseLock, load_target
 from sm75.progress import Reporter
 from sm75.store import Store
@@ -24,14 +25,27 @@ def lock(
     root: Path, release: ReleaseLock, store: Store, reporter: Reporter, *,
     upgrade: bool = False, check: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Resolve the closure and write runtime.lock.
+    """Resolve the closure and write runtime.lock, and the recipe's list of run dependencies.
 
     Options: ``--release``, ``--store``, ``--upgrade`` (flag: newest versions instead of the locked
     ones), ``--check`` (flag: write nothing, fail when it would change), ``--json``.
     """
+    artifact = release.artifact("vllm-sdist")
+    if not store.has(artifact):
+        fetch.fetch(fetch.plan_artifacts([artifact], store), store, reporter)
+    sdist = store.get(artifact)
+    if check and (wrong := list(recipedeps.problems(root, release, sdist))):
+        raise CheckFailed(
+            f"{recipedeps.RECIPE} does not list what vLLM {release.vllm} requires",
+            why="\n        ".join(wrong),
+            fix="run: python3 orchestrator.py channel lock",
+        )
     found = closure.make_lock(root, release, store, reporter, upgrade=upgrade, check=check)
+    specs = recipedeps.wanted(root, release, sdist)
+    changed = False if check else recipedeps.write(root, release, specs)
     return {"wheels": len(found.packages), "bytes": sum(p.size for p in found.packages),
-            "python": list(found.python)}  # fmt: skip
+            "python": list(found.python), "run_dependencies": len(specs),
+            "recipe_changed": changed}  # fmt: skip
 
 
 def build(
