@@ -124,6 +124,7 @@ def test_sources_are_local_and_the_sdist_is_pinned(renderer: Renderer) -> None:
     assert sources[0]["path"] == f"../../.sm75/sources/vllm-{RELEASE}.tar.gz"
     assert sources[0]["sha256"] == "0" * 64
     assert sources[1]["path"] == f"../../patches/{RELEASE}"
+    assert sources[3]["path"] == f"../../lock/{RELEASE}/omissions.toml"
 
 
 def test_without_rust(renderer: Renderer) -> None:
