@@ -21,7 +21,7 @@ import filelock
 import msgspec
 
 from sm75 import channel as channels
-from sm75 import channelcheck, condanorm, fetch, inputs
+from sm75 import channelcheck, condanorm, fetch, inputs, session
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
@@ -31,6 +31,7 @@ from sm75.progress import Reporter, Task
 from sm75.series import load_series
 from sm75.store import Store
 from sm75.toolchain import Provider
+from sm75.toolchain.host import build_environment
 from sm75.toolchain.host import build_platform as this_platform
 from sm75.worker import Job
 
@@ -328,9 +329,8 @@ def _run_recipe(
             directory.mkdir(parents=True, exist_ok=True)
     log_file = logs / f"build-{made_of.input_hash[:12]}.log"
     environment = {
-        "PATH": os.environ.get("SM75_BUILD_PATH", "/usr/bin:/bin"),
+        **build_environment(),
         "HOME": str(home),
-        "LANG": "C.UTF-8",
         "PYTHONPATH": str(settings.root),
         "RATTLER_CACHE_DIR": str(settings.work / "rattler-cache"),
         "SM75_NATIVE_DIR": str(native),
@@ -406,11 +406,10 @@ def _worker(job: Job, environment: dict[str, str], reporter: Reporter) -> Iterat
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        session.end(process.pid)
+        process.wait()
 
 
 def isolation() -> list[str]:

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from sm75 import session
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the worker is to do.
@@ -126,7 +128,7 @@ def _end_with_parent() -> int:
         os.close(output)
     while os.read(0, 4096):
         pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    session.end(os.getsid(0))
     os._exit(0)
 
 

@@ -29,6 +29,15 @@ GCC_BELOW = Version("16")
 TRIPLETS = {"linux-64": "x86_64-linux-gnu", "linux-aarch64": "aarch64-linux-gnu"}
 _MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 
+# The programs that g++ runs, and the libraries that decide which symbols the result needs.
+_PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld")
+_LIBRARIES = ("libc.so.6", "libstdc++.so", "libgcc.a", "libgcc_s.so")
+# What the sources include of the system, by way of these: the digest covers all that they lead to.
+_PROBE = "#include <bits/stdc++.h>\n" + "".join(
+    f"#include <{name}.h>\n" for name in ("unistd", "fcntl", "dlfcn", "pthread", "sys/mman",
+                                          "sys/stat", "sys/types")
+)  # fmt: skip
+
 
 def build_platform() -> str:
     """The conda subdir of this machine.
@@ -119,6 +128,14 @@ def find_compiler(target: str, *, install: bool = True) -> Compiler:
     )
 
 
+def build_environment() -> dict[str, str]:
+    """The environment in which the compilers run, besides what the recipe's builder sets.
+
+    Nothing of the user's is in it: CPATH, GCC_EXEC_PREFIX and their like change what is built.
+    """
+    return {"PATH": os.environ.get("SM75_BUILD_PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
+
+
 def _version(cxx: Path) -> Version | None:
     """GCC's version; ``None`` when the program does not run or says something else."""
     try:
@@ -132,7 +149,7 @@ def _candidates(target: str) -> list[Path]:
     names = [f"{TRIPLETS[target]}-g++", *(["g++"] if native else [])]
     names += [f"{TRIPLETS[target]}-g++-{major}" for major in range(15, 10, -1)]
     paths = [shutil.which(name) for name in names]
-    return [Path(path) for path in paths if path]
+    return [Path(path).absolute() for path in paths if path]
 
 
 def _apt_package(target: str, major: int | None = None) -> str:
@@ -155,19 +172,39 @@ def _describe(target: str, cxx: Path, version: str) -> Compiler:
             why=f"looked for {cc} and {strip_path}",
             fix=f"sudo apt-get install {_apt_package(target)}",
         )
-    digest = hashlib.sha256(version.encode())
-    for flag in ("-print-prog-name=cc1plus", "-print-prog-name=as", "-print-prog-name=ld",
-                 "-print-file-name=libc.so.6", "-print-file-name=libstdc++.so"):  # fmt: skip
-        part = _output([str(cxx), flag]).strip()
-        path = Path(part) if "/" in part else Path(shutil.which(part) or part)
-        digest.update(flag.encode())
-        if path.is_file():
-            with path.open("rb") as handle:
-                digest.update(hashlib.file_digest(handle, "sha256").digest())
     return Compiler(
         platform=target, cxx=cxx, cc=cc, strip=strip_path, version=version,
-        digest=digest.hexdigest(),
+        digest=_digest(cxx, cc, strip_path, version),
     )  # fmt: skip
+
+
+def _digest(cxx: Path, cc: Path, strip: Path, version: str) -> str:
+    """Hash the compiler: its programs, what they run, libraries, headers, built-in options."""
+    digest = hashlib.sha256(version.encode())
+    parts = {"g++": cxx, "gcc": cc, "strip": strip}
+    for flag, names in (("prog", _PROGRAMS), ("file", _LIBRARIES)):
+        for name in names:
+            told = _output([str(cxx), f"-print-{flag}-name={name}"]).strip()
+            parts[name] = Path(told if "/" in told else shutil.which(told) or told)
+    for name, path in parts.items():
+        digest.update(f"{name}\0".encode())
+        _update(digest, path)
+    # A wrapper or a specs file shows in the commands that would be run.
+    commands = _output([str(cxx), "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", os.devnull],
+                       errors=True)  # fmt: skip
+    for line in commands.splitlines():
+        if line.startswith(" "):
+            digest.update(re.sub(r"/tmp/cc\w+", "", line).encode())
+    included = _output([str(cxx), "-std=c++20", "-M", "-x", "c++", "-"], text=_PROBE)
+    for path in sorted(Path(word) for word in included.replace("\\\n", " ").split()[1:]):
+        _update(digest, path)
+    return digest.hexdigest()
+
+
+def _update(digest: hashlib._Hash, path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,5 +264,8 @@ def base_python() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _output(command: list[str], *, text: str = "", errors: bool = False) -> str:
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, input=text, env=build_environment()
+    )
+    return done.stderr if errors else done.stdout

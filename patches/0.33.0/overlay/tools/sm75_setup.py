@@ -27,9 +27,9 @@ Extension = TypeVar("Extension", bound=_Named)
 
 
 def turing_only(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether TORCH_CUDA_ARCH_LIST asks for 7.5 and for nothing newer."""
+    """Whether TORCH_CUDA_ARCH_LIST asks for 7.5 (torch also calls it Turing) and nothing else."""
     wanted = [entry for entry in re.split(r"[;, ]+", environ.get("TORCH_CUDA_ARCH_LIST", "")) if entry]
-    return bool(wanted) and all(re.fullmatch(r"7\.5(\+PTX)?", entry) for entry in wanted)
+    return bool(wanted) and all(re.fullmatch(r"(7\.5|Turing)(\+PTX)?", entry) for entry in wanted)
 
 
 def keep(

@@ -1,11 +1,11 @@
 # vllm-sm75: build for Turing alone.
 #
 # vLLM's CMakeLists.txt calls the three functions of this file. They change
-# nothing when an architecture >= 8.0 is asked for as well.
+# nothing when another architecture is asked for as well.
 
 set(SM75_DIR "${CMAKE_CURRENT_LIST_DIR}")
 
-# True when CUDA_ARCHS has 7.5 and nothing newer.
+# True when CUDA_ARCHS has 7.5 and nothing else.
 function(sm75_only out)
   set(${out} FALSE PARENT_SCOPE)
   if(NOT VLLM_GPU_LANG STREQUAL "CUDA" OR NOT CUDA_ARCHS)
@@ -13,7 +13,7 @@ function(sm75_only out)
   endif()
   foreach(arch IN LISTS CUDA_ARCHS)
     string(REGEX REPLACE "[^0-9.].*$" "" number "${arch}")
-    if(number VERSION_GREATER_EQUAL 8.0)
+    if(NOT number VERSION_EQUAL 7.5)
       return()
     endif()
   endforeach()
@@ -22,21 +22,13 @@ endfunction()
 
 # Replace upstream's one INT8 GEMM source, which instantiates its sm80 and sm89
 # variants whatever the arch list says, by sources that hold the sm75 variants
-# only: one source an epilogue, so that they compile side by side.
+# only, cut so that they compile side by side.
 function(sm75_scaled_mm_sources var)
   sm75_only(only)
-  if(NOT only)
-    return()
+  if(only)
+    set(${var} "csrc/sm75/scaled_mm_sm75.cpp" "csrc/sm75/scaled_mm_azp.cu"
+               "csrc/sm75/scaled_mm_plain.cu" PARENT_SCOPE)
   endif()
-  set(sources "csrc/sm75/scaled_mm_sm75.cpp")
-  foreach(SM75_EPILOGUE IN ITEMS ScaledEpilogue ScaledEpilogueBias
-                                 ScaledEpilogueBiasAzp ScaledEpilogueBiasAzpToken)
-    set(source "${CMAKE_CURRENT_BINARY_DIR}/sm75/scaled_mm_${SM75_EPILOGUE}.cu")
-    configure_file("${CMAKE_CURRENT_SOURCE_DIR}/csrc/sm75/scaled_mm_sm75_part.cu.in"
-                   "${source}" @ONLY)
-    list(APPEND sources "${source}")
-  endforeach()
-  set(${var} "${sources}" PARENT_SCOPE)
 endfunction()
 
 # The name of `source` inside the tree, whatever directory it is built in.

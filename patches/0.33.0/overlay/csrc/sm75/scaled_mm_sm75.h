@@ -1,4 +1,4 @@
-// vllm-sm75: the INT8 GEMMs of CUTLASS 2.x for Turing, one epilogue a source.
+// vllm-sm75: the INT8 GEMMs of CUTLASS 2.x for Turing, two epilogues a source.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ struct ScaledEpilogueBias;
 struct ScaledEpilogueBiasAzp;
 struct ScaledEpilogueBiasAzpToken;
 
-// out = epilogue(a @ b); `out` is fp16 or bf16 (checked by the caller).
+// out = epilogue(a @ b); `out` is fp16 (checked by the caller).
 template <typename Epilogue>
 void scaled_mm(Tensor& out, Tensor const& a, Tensor const& b, Scales const& scales);
 
