@@ -123,11 +123,13 @@ class Omissions(_Record, frozen=True, kw_only=True):
     Attributes:
         schema: Must be ``SCHEMA``.
         torch: What the image's torch imports besides the packages that the image provides.
+        offered: What the channel has though nothing requires it.
         omit: The omissions.
     """
 
     schema: int
     torch: tuple[Text, ...]
+    offered: tuple[Text, ...] = ()
     omit: tuple[Omission, ...]
 
     @property
