@@ -84,7 +84,7 @@ def _lock(release: str | None) -> ReleaseLock:
 def _store(path: Path | None) -> Store:
     from sm75.store import Store, default_root
 
-    return Store(path or default_root())
+    return Store(path.expanduser().absolute() if path else default_root())
 
 
 def _provider(name: str, lock: ReleaseLock, reporter: Reporter) -> Provider:

@@ -370,7 +370,8 @@ def test_store_from_the_environment(
     monkeypatch.setenv("SM75_STORE", str(tmp_path / "elsewhere"))
     ended = run("fetch", "--dry-run", "--json")
     assert ended.json["store"] == str(tmp_path / "elsewhere")
-    assert orchestrator._store(Path("given")).root == Path("given")
+    assert orchestrator._store(Path("given")).root == Path.cwd() / "given"
+    assert orchestrator._store(Path("~/given")).root == Path.home() / "given"
     assert isinstance(orchestrator._store(None), Store)
 
 

@@ -152,6 +152,39 @@ def test_unreachable_index(made: Checkout, tmp_path: Path) -> None:
     assert list(made.home.rglob("devdemo.py"))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["PIP_TARGET=elsewhere", "PIP_PREFIX=elsewhere", "PIP_ROOT=elsewhere", "PIP_USER=1",
+     "PIP_DRY_RUN=1", "PIP_REQUIREMENT=other.txt", "PIP_CONSTRAINT=other.txt",
+     "PIP_NO_BINARY=:all:", "PYTHONPATH=elsewhere", "PYTHONNOUSERSITE=1"],
+)  # fmt: skip
+def test_settings_of_pip_that_would_change_what_is_installed(made: Checkout, setting: str) -> None:
+    for marker in made.home.glob("*.done"):
+        marker.unlink()
+    name, value = setting.split("=")
+    if value == "elsewhere":
+        value = str(made.root / value)
+    assert made.start(**{name: value})[:2] == (0, f"{made.home}|1\n")
+    assert not (made.root / "elsewhere").exists()
+
+
+def test_configuration_of_pip_that_sends_it_elsewhere(made: Checkout, tmp_path: Path) -> None:
+    for marker in made.home.glob("*.done"):
+        marker.unlink()
+    (tmp_path / "pip.conf").write_text(f"[install]\ntarget = {tmp_path / 'elsewhere'}\n")
+    code, _, err = made.start(PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+    assert code == 6
+    assert "somewhere else" in err
+    assert "pip config list" in err
+    assert list(made.home.glob("*.done")) == []
+    assert made.start()[:2] == (0, f"{made.home}|1\n")
+
+
+def test_modules_on_the_users_path_shadow_nothing(made: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "demo.py").write_text("x = 'theirs'\n")
+    assert made.start(PYTHONPATH=str(tmp_path))[:2] == (0, f"{made.home}|1\n")
+
+
 def test_half_an_environment_is_made_anew(made: Checkout) -> None:
     """Killed before the list was installed: the marker is missing."""
     for marker in made.home.glob("*.done"):
