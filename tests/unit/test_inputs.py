@@ -331,9 +331,12 @@ def test_inputs_edited_while_waiting_for_another_build(
     planned = build.look(lock, _Provider(), settings)
     monkeypatch.setattr(fetch, "require", lambda plan: None)
     seen: list[str] = []
-    monkeypatch.setattr(
-        build, "_build", lambda *given: seen.append(given[3].inputs.input_hash) or ()
-    )
+
+    def note(*given: Any) -> tuple[str, ...]:
+        seen.append(given[3].inputs.input_hash)
+        return ()
+
+    monkeypatch.setattr(build, "_build", note)
     _byte(project.root / "recipes" / "vllm-sm75" / "recipe.yaml")
     outcome = build.build(lock, _Provider(), settings, planned, SilentReporter())
     now = build.look(lock, _Provider(), settings).inputs
