@@ -7,6 +7,7 @@ Exit codes are those of ``sm75/errors.py``.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,12 +17,17 @@ sys.path.insert(0, str(ROOT))
 from sm75 import venv  # noqa: E402
 
 if __name__ == "__main__":
+    for number, stream in ((0, sys.stdin), (1, sys.stdout), (2, sys.stderr)):
+        if stream is None:  # closed by the shell; any file opened next would take its number
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            name = ("stdin", "stdout", "stderr")[number]
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
     # `channel lock` resolves with uv.
     _dev = sys.argv[1:2] in (["test"], ["lint"]) or sys.argv[1:3] == ["channel", "lock"]
     venv.ensure(ROOT, dev=_dev)
 
+import contextlib  # noqa: E402
 import json  # noqa: E402
-import os  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -86,7 +92,7 @@ def _lock(release: str | None) -> ReleaseLock:
 def _store(path: Path | None) -> Store:
     from sm75.store import Store, default_root
 
-    return Store(path or default_root())
+    return Store(path.expanduser().absolute() if path else default_root())
 
 
 def _provider(name: str, lock: ReleaseLock, reporter: Reporter) -> Provider:
@@ -307,8 +313,8 @@ def inspect(
     if str(source) == "-" or source.suffix == ".json":
         if str(source) != "-" and not source.is_file():
             raise UsageError(f"there is no {source}", fix="name a file, or - for standard input")
-        text = sys.stdin.read() if str(source) == "-" else source.read_text()
-        reports = images.read_images(text)
+        data = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
+        reports = images.read_images(data)
         if as_json:
             _print_json(images.to_json(reports))
         else:
@@ -612,7 +618,9 @@ def lint() -> None:
     _run_steps(_LINT)
 
 
-_LINT = [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "mypy"]]
+# The recipes' build scripts have one name, which mypy takes one at a time.
+_LINT = [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "mypy"],
+         ["-m", "mypy", "recipes/dlami-torch/build.py"]]  # fmt: skip
 
 
 def _run_steps(steps: list[list[str]]) -> None:
@@ -626,6 +634,9 @@ def main() -> int:
     """Run the command line; turn errors into messages and exit codes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.flags.isolated:  # what was kept from us must not reach what we start either
+        for name in ("PYTHONPATH", "PYTHONHOME"):
+            os.environ.pop(name, None)
     try:
         result = cli.main(standalone_mode=False)
     except Sm75Error as error:
@@ -640,6 +651,9 @@ def main() -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output is gone, as with head(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except OSError as error:
         from sm75.atomic import is_disk_error
 
@@ -652,7 +666,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            output.flush()
     # See sm75/rattler_rt.py: the interpreter's own exit can crash once rattler has run.
     os._exit(code)

@@ -21,7 +21,7 @@ import filelock
 import msgspec
 
 from sm75 import channel as channels
-from sm75 import channelcheck, condanorm, fetch, inputs, session
+from sm75 import channelcheck, condanorm, fetch, inputs, preflight, session
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
@@ -117,8 +117,11 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
     Raises:
         LockError: The lock disagrees with the patches.
         ToolchainError: A tool is missing or unsuitable.
-        ChannelError: The channel has the package, but damaged.
+        ChannelError: The channel has the package, but damaged, or something that is no package.
+        UsageError: The project's path, or that of temporary files, does not suit the compilers.
+        DiskError: The channel cannot be written.
     """
+    preflight.check_places(settings.work, settings.channel, os.environ.get("TMPDIR"))
     platform = this_platform()
     if settings.rust == "source":
         raise ToolchainError(
@@ -137,12 +140,10 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         rust=settings.rust,
     )
     rel = f"{settings.target_platform}/{NAME}-{lock.vllm}-{made_of.build_string}.conda"
-    return Planned(
-        inputs=made_of,
-        package=settings.channel / rel,
-        needed=settings.recompile or not channelcheck.holds(settings.channel, rel),
-        platform=platform,
-    )
+    needed = settings.recompile or not channelcheck.holds(settings.channel, rel)
+    if needed:
+        preflight.check_channel(settings.channel)
+    return Planned(inputs=made_of, package=settings.channel / rel, needed=needed, platform=platform)
 
 
 def newest(channel: Path, version: str) -> Path:
@@ -195,8 +196,9 @@ def build(
     if planned.needed:
         fetch.require(fetch.plan(lock, settings.store, planned.platform, settings.rust))
         with _only_one(settings, reporter):
-            # The one that was waited for may have built the same.
-            if look(lock, provider, settings).needed:
+            # The one that was waited for may have built the same, and the inputs may be others.
+            planned = look(lock, provider, settings)
+            if planned.needed:
                 compiled = _build(lock, provider, settings, planned, reporter, check)
                 built = True
     return Outcome(
@@ -218,9 +220,19 @@ def _build(
 ) -> tuple[str, ...]:
     if settings.recompile:
         shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
+    # Packages that were unpacked for another build are never used again: nobody checks them.
+    shutil.rmtree(settings.work / "rattler-cache", ignore_errors=True)
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
     run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
+    now = look(lock, provider, settings).inputs
+    if now.input_hash != planned.inputs.input_hash:
+        changed = sorted(k for k, v in now.facts.items() if v != planned.inputs.facts.get(k))
+        raise BuildError(
+            "the inputs were changed while the build ran; nothing was published",
+            why=f"what it was made of is not known: {', '.join(changed)}",
+            fix="run the same command again",
+        )
     built = Path(run.package)
     scratch = settings.work / "normal"
     with disk_errors(scratch):
@@ -331,6 +343,7 @@ def _run_recipe(
     environment = {
         **build_environment(),
         "HOME": str(home),
+        "TMPDIR": os.environ.get("TMPDIR") or "/tmp",  # noqa: S108 (what everybody defaults to)
         "PYTHONPATH": str(settings.root),
         "RATTLER_CACHE_DIR": str(settings.work / "rattler-cache"),
         "SM75_NATIVE_DIR": str(native),

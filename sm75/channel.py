@@ -33,6 +33,7 @@ from sm75.channelcheck import Problem as Problem
 from sm75.channelcheck import verify_channel as verify_channel
 from sm75.condapkg import canonical_json, read_info, verify_payload
 from sm75.errors import BusyError, ChannelError
+from sm75.preflight import check_location
 
 # Indexes that clients prefer to repodata.json when they lie beside it; we write none, so any that
 # is found is stale.
@@ -108,7 +109,7 @@ def publish(
         BusyError: Another publisher holds the lock.
         DiskError: The disk is full or not writable.
     """
-    _check_location(channel)
+    check_location(channel)
     with locked(channel, wait):
         new = {_destination(p): p for p in packages}
         withdrawn = set(remove)
@@ -154,15 +155,6 @@ def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> 
             if _destination(package) != f"{package.parent.name}/{package.name}":
                 raise ChannelError(f"{package} lies in the wrong subdirectory")
         _rebuild(channel, new={}, documents={}, withdrawn=set(), replace=True, subdirs=subdirs)
-
-
-def _check_location(channel: Path) -> None:
-    if "/t/" in f"{channel.absolute()}/":
-        raise ChannelError(
-            f"the channel cannot live in {channel}",
-            why="conda takes /t/NAME in a channel's path for an access token and cuts it out",
-            fix="choose a path without a directory called t",
-        )
 
 
 def _destination(package: Path) -> str:

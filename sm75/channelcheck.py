@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from sm75.atomic import TMP_PREFIX
 from sm75.condapkg import read_info
@@ -18,8 +19,8 @@ SUMS = "SHA256SUMS"
 LOCK = ".lock"
 REPODATA = "repodata.json"
 
-# What a record must repeat of the package's own index.json.
-_RECORD_FIELDS = ("name", "version", "build", "build_number", "depends", "constrains")
+# What a record has besides the fields of the package's own index.json.
+_OF_THE_FILE = ("md5", "sha256", "size")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -39,6 +40,18 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+class _Index(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a repodata.json, as far as a check needs it."""
+
+    info: dict[str, Any]
+    packages: dict[str, dict[str, Any]]
+    conda: dict[str, dict[str, Any]] = msgspec.field(name="packages.conda")
+
+
+def _read_index(subdir: Path) -> _Index:
+    return msgspec.json.decode((subdir / REPODATA).read_bytes(), type=_Index)
 
 
 def sha256_file(path: Path) -> str:
@@ -112,8 +125,12 @@ def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterato
             path=rel, kind="altered", detail=f"sha256: index {record.get('sha256')}, got {digest}"
         )
         return
+    with path.open("rb") as handle:
+        md5 = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if record.get("md5", md5) != md5:
+        yield Problem(path=rel, kind="index", detail=f"md5: index {record.get('md5')}, {md5}")
     described = read_info(path)["index"]
-    for key in _RECORD_FIELDS:
+    for key in sorted((record.keys() | described.keys()) - set(_OF_THE_FILE)):
         if (record.get(key) or []) != (described.get(key) or []):
             yield Problem(
                 path=rel,
@@ -125,16 +142,16 @@ def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterato
 def _check_index(channel: Path, subdir: Path) -> Iterator[Problem]:
     rel = f"{subdir.name}/{REPODATA}"
     try:
-        data = json.loads((subdir / REPODATA).read_bytes())
-        records = {**data["packages"], **data["packages.conda"]}
-        if data["info"]["subdir"] != subdir.name:
-            yield Problem(path=rel, kind="index", detail=f"is for {data['info']['subdir']}")
+        index = _read_index(subdir)
     except FileNotFoundError:
         yield Problem(path=rel, kind="missing")
         return
-    except (ValueError, KeyError, TypeError) as err:
+    except ValueError as err:  # msgspec's errors are such
         yield Problem(path=rel, kind="index", detail=f"unreadable: {err}")
         return
+    if index.info.get("subdir") != subdir.name:
+        yield Problem(path=rel, kind="index", detail=f"is for {index.info.get('subdir')}")
+    records = {**index.packages, **index.conda}
     for name, record in records.items():
         yield from _check_record(channel, f"{subdir.name}/{name}", record)
     for package in sorted(subdir.glob("*.conda")):
@@ -172,28 +189,38 @@ def verify_channel(channel: Path) -> list[Problem]:
 
 
 def holds(channel: Path, rel: str) -> bool:
-    """Whether a channel has one package, indexed and undamaged.
+    """Whether a channel has one package, listed, indexed and undamaged.
 
     Args:
         channel: Channel root.
         rel: ``subdir/file``.
 
     Raises:
-        ChannelError: It is there, but its bytes are not those that the index names.
+        ChannelError: It is there, but it, or what is written of it, is not as published.
     """
     subdir, _, name = rel.partition("/")
+    if not (channel / rel).is_file():
+        return False
+    faults: list[Problem] = []
     try:
-        index = json.loads((channel / subdir / REPODATA).read_bytes())
-        record = index["packages.conda"].get(name)
-    except (FileNotFoundError, ValueError, KeyError):
+        record = _read_index(channel / subdir).conda.get(name)
+    except FileNotFoundError:
         return False
-    if record is None or not (channel / rel).is_file():
-        return False
-    digest = sha256_file(channel / rel)
-    if digest != record.get("sha256"):
+    except ValueError as err:
+        faults.append(Problem(path=f"{subdir}/{REPODATA}", kind="index", detail=str(err)))
+    else:
+        if record is None:
+            return False
+        faults += _check_record(channel, rel, record)
+    # Its provenance lies at the top of the channel, under its name.
+    own = {k: v for k, v in read_sums(channel).items() if k == rel or k.startswith(f"{name}.")}
+    if rel not in own:
+        faults.append(Problem(path=SUMS, kind="missing", detail=f"the line of {rel}"))
+    faults += [fault for fault in check_sums(channel, own) if fault.kind != "extra"]
+    if faults:
         raise ChannelError(
-            f"{channel / rel} is damaged",
-            why=f"its sha256 is {digest}, the index says {record.get('sha256')}",
+            f"{channel / rel} is damaged, or what the channel says of it",
+            why="; ".join(sorted({str(fault) for fault in faults})),
             fix=f"remove {channel / rel} and run the same command again",
         )
     return True

@@ -18,13 +18,15 @@ from typing import Any
 from sm75.closurelock import OMISSIONS
 from sm75.condapkg import canonical_json
 from sm75.errors import LockError
-from sm75.lockfile import ReleaseLock
+from sm75.lockfile import ReleaseLock, load_target
 from sm75.series import Series
 
 # Where the paths begin that the recipe's build script hands to CMake (its NATIVE_INPUTS).
 NATIVE_ROOTS = ("CMakeLists.txt", "cmake/", "csrc/")
 # Raise it when the orchestrator makes another package of the same inputs.
 FORMAT = 1
+# The program that the recipe applies the patches with: its `filter` names the same files.
+PATCHER = ("__init__.py", "errors.py", "hunks.py", "patching.py", "series.py", "trees.py")
 # Artifacts that only checks read.
 _NOT_INPUT = {"tool"}
 
@@ -71,7 +73,7 @@ def collect(
         rust: ``--rust``.
 
     Raises:
-        LockError: The lock pins other patches than there are.
+        LockError: The lock pins other patches than there are, or names an unknown target.
     """
     patches = {p.file: p.sha256 for p in series.patches}
     overlays = {o.dest: o.sha256 for o in series.overlays}
@@ -84,6 +86,7 @@ def collect(
         and (a.role != "prebuilt" or rust == "prebuilt")
     }
     recipe = _hashes(root / "recipes" / "vllm-sm75", ("recipe.yaml", "build.py"))
+    patcher = _hashes(root / "sm75", PATCHER)
     native_patches = {
         p.file: p.sha256 for p in series.patches if any(_native(diff.path) for diff in p.diffs)
     }
@@ -93,6 +96,7 @@ def collect(
         "format": FORMAT,
         "toolchain": toolchain_digest,
         "build_script": recipe["build.py"],
+        "patcher": patcher,
         "patches": native_patches,
         "overlay": native_overlays,
         "target_platform": target_platform,
@@ -101,6 +105,7 @@ def collect(
         "format": FORMAT,
         "vllm": lock.vllm,
         "target": lock.target,
+        "target_contract": _contract_digest(root, lock.target),
         "rust_frontend": rust,
         "artifacts": artifacts,
         "patches": patches,
@@ -108,6 +113,7 @@ def collect(
         "recipe": recipe,
         # the package's metadata do not ask for what is left out
         "omissions": _hashes(root / "lock" / lock.vllm, (OMISSIONS,))[OMISSIONS],
+        "patcher": patcher,
         "toolchain": toolchain,
         "target_platform": target_platform,
     }
@@ -116,6 +122,11 @@ def collect(
         input_hash=_digest(facts),
         native_hash=_digest(native),
     )
+
+
+def _contract_digest(root: Path, name: str) -> str:
+    load_target(root, name)  # it must be there and well-formed
+    return _hashes(root / "lock" / "targets", [f"{name}.toml"])[f"{name}.toml"]
 
 
 def _native(path: str) -> bool:

@@ -240,7 +240,7 @@ class ReleaseLock(_Record, frozen=True, kw_only=True):
         raise LockError(
             f"the lock of vLLM {self.vllm} has no artifact '{name}'",
             why="known: " + ", ".join(a.id for a in self.artifacts),
-            fix="run the lock command again, or correct the name",
+            fix="correct the name, or restore the lock: git checkout -- lock",
         )
 
 
@@ -323,7 +323,7 @@ def parse_release(text: str, *, where: str = "release.toml") -> ReleaseLock:
         raise LockError(
             f"{where} has schema {raw.get('schema')!r}",
             why=f"this program reads schema {SCHEMA}",
-            fix="use the program version that wrote it, or run the lock command again",
+            fix="use the program version that wrote it, or restore it: git checkout -- lock",
         )
     lock = _convert(raw, ReleaseLock, where)
     faults = list(_faults(lock))
@@ -331,7 +331,7 @@ def parse_release(text: str, *, where: str = "release.toml") -> ReleaseLock:
         raise LockError(
             f"{where} contradicts itself",
             why="; ".join(faults),
-            fix="run the lock command again",
+            fix="correct it, or restore it: git checkout -- lock",
         )
     return lock
 
@@ -476,7 +476,7 @@ def _convert(raw: dict[str, Any], kind: type[_Kind], where: str) -> _Kind:
             name = entry.get("id") if isinstance(entry, dict) else None
             why += f" (artifact '{name}')" if name else ""
         raise LockError(
-            f"{where} is malformed", why=why, fix="run the lock command again"
+            f"{where} is malformed", why=why, fix="correct it, or restore it: git checkout -- lock"
         ) from error
 
 

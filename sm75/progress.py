@@ -216,7 +216,8 @@ class _PlainTask:
             parts[0] += f" ({100 * self._count / self._total:.0f} %)"
         if self._unit == "B" and elapsed > 0:
             parts.append(f"{amount(self._count / elapsed, 'B')}/s")
-        if self._total and 0 < self._count <= self._total and elapsed > 0:
+        # The first few per cent say nothing of the rest: small pieces end before large ones.
+        if self._total and self._total * 0.03 <= self._count <= self._total and elapsed > 0:
             parts.append(f"{span(elapsed * (self._total - self._count) / self._count)} left")
         if self._text:
             parts.append(self._text)

@@ -164,14 +164,14 @@ def load_series(root: Path) -> Series:
     patched = {diff.path for patch in series.patches for diff in patch.diffs}
     if len(dests) != len(set(dests)) or patched & set(dests):
         raise top.refuse("an overlay destination is listed twice or also changed by a patch")
-    _refuse_strays(root.glob("*.patch"), names, root, top.refuse)
-    overlay_root = root / "overlay"
+    for dest in dests:
+        if inside := [other for other in (*dests, *patched) if other.startswith(f"{dest}/")]:
+            raise top.refuse(f"{dest} cannot be a file, for {inside[0]} is to lie below it")
+    listed = ["series.toml", *names, *(f"overlay/{o.file}" for o in series.overlays)]
     files = (
-        path
-        for path in overlay_root.rglob("*")
-        if not path.is_dir() and "__pycache__" not in path.parts
+        path for path in root.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts
     )
-    _refuse_strays(files, [o.file for o in series.overlays], overlay_root, top.refuse)
+    _refuse_strays(files, listed, root, top.refuse)
     return series
 
 

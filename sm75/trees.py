@@ -142,7 +142,10 @@ class SdistTree:
         stream = handle.extractfile(member)
         if stream is None:
             raise _not_regular(path, self.label)
-        return stream.read()
+        try:
+            return stream.read()
+        except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+            raise self._damaged(str(error)) from error
 
     def _damaged(self, reason: str) -> PatchError:
         return PatchError(

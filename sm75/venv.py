@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,14 @@ from pathlib import Path
 # One import name a tool; enough to tell an environment made for us from any other.
 _NEEDED = ("click", "httpx", "msgspec", "rattler", "rattler_build", "rich", "tomlkit", "unidiff")
 _DEV_NEEDED = ("mypy", "pytest", "ruff", "hypothesis")
+# What pip may take from the environment: where packages come from and how they are reached. Any
+# other setting (PIP_TARGET, PIP_DRY_RUN, PIP_CONSTRAINT, ...) would change what is installed.
+_PIP_SETTINGS = frozenset(
+    f"PIP_{name}"
+    for name in ("CACHE_DIR", "CERT", "CLIENT_CERT", "CONFIG_FILE", "DEFAULT_TIMEOUT",
+                 "EXTRA_INDEX_URL", "FIND_LINKS", "INDEX_URL", "KEYRING_PROVIDER", "NO_CACHE_DIR",
+                 "NO_INDEX", "PROXY", "RETRIES", "TIMEOUT", "TRUSTED_HOST")
+)  # fmt: skip
 
 
 def ensure(root: Path, *, dev: bool = False) -> None:
@@ -51,6 +60,7 @@ def ensure(root: Path, *, dev: bool = False) -> None:
             for path, marker in zip(lists, done, strict=True):
                 if not marker.exists():
                     _install(home, path)
+                    _check(home, path)
                     marker.touch()
     except OSError as err:
         _fail(
@@ -60,7 +70,8 @@ def ensure(root: Path, *, dev: bool = False) -> None:
             code=9,
         )
     python = str(home / "bin" / "python")
-    os.execv(python, [python, *sys.argv])  # noqa: S606
+    # -I: PYTHONPATH, PYTHONHOME or packages of the user's would shadow the pinned tools.
+    os.execv(python, [python, "-I", *sys.argv])  # noqa: S606
 
 
 def _has(modules: tuple[str, ...]) -> bool:
@@ -97,6 +108,8 @@ def _install(home: Path, path: Path) -> None:
          "--only-binary", ":all:", "--no-deps", "--disable-pip-version-check", "-r", str(path)],
         check=False,
         stdout=sys.stderr,
+        env={k: v for k, v in os.environ.items()
+             if not k.startswith(("PIP_", "PYTHON")) or k in _PIP_SETTINGS},
     )  # fmt: skip
     if done.returncode:
         _fail(
@@ -104,6 +117,22 @@ def _install(home: Path, path: Path) -> None:
             why="pip's message is above",
             fix="make the package index reachable (PIP_INDEX_URL names another one), then run this "
             "again",
+        )
+
+
+def _check(home: Path, path: Path) -> None:
+    """See that what pip has installed is there: its own configuration may send it elsewhere."""
+    wanted = re.findall(r"(?m)^([A-Za-z0-9._-]+)==", path.read_text())
+    program = "import importlib.metadata as m, sys\nfor name in sys.argv[1:]: m.version(name)"
+    done = subprocess.run(
+        [str(home / "bin" / "python"), "-I", "-c", program, *wanted],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        _fail(
+            f"pip installed {path.name} somewhere else than into {home.name}",
+            why=done.stderr.strip().splitlines()[-1],
+            fix="look for target, prefix, root or user in the output of: pip config list",
         )
 
 

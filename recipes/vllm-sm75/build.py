@@ -126,7 +126,7 @@ def settle(native: Path) -> None:
 def prepare_sources(tree: Path, native: Path) -> None:
     """Give the native build a copy of its inputs that outlives the work directory."""
     copy, done = native / "src", native / "src.complete"
-    if done.exists():
+    if complete(done, [copy]):
         return
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
@@ -136,7 +136,26 @@ def prepare_sources(tree: Path, native: Path) -> None:
             shutil.copytree(source, copy / name, symlinks=True)
         else:
             shutil.copy2(source, copy / name)
-    done.touch()
+    done.write_text(tree_digest([copy]))
+
+
+def complete(record: Path, directories: list[Path]) -> bool:
+    """Whether directories are as they were when ``record`` was written, byte for byte."""
+    return record.exists() and record.read_text() == tree_digest(directories)
+
+
+def tree_digest(directories: list[Path]) -> str:
+    """sha256 (hex) over names, link targets and contents below some directories."""
+    digest = hashlib.sha256()
+    for directory in directories:
+        for path in sorted(directory.rglob("*")):
+            digest.update(f"{path.relative_to(directory)}\0".encode())
+            if path.is_symlink():
+                digest.update(f"{path.readlink()}\0".encode())
+            elif path.is_file():
+                with path.open("rb") as handle:
+                    digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()
 
 
 class Toolkit:
@@ -162,14 +181,14 @@ class Toolkit:
         """Lay everything out, unless that is done already."""
         for name, prefix in (("host", self.host), ("tools", self.build)):
             link(self.native / name, str(prefix))
-        done = self.native / "toolkit.complete"
-        if done.exists():
+        done, parts = self.native / "toolkit.complete", [self.cuda, self.torch, self.shim]
+        if complete(done, parts):
             return
-        for directory in (self.cuda, self.torch, self.shim):
+        for directory in parts:
             shutil.rmtree(directory, ignore_errors=True)
         self._cuda()
         self._torch()
-        done.touch()
+        done.write_text(tree_digest(parts))
 
     def _cuda(self) -> None:
         include, lib = (self.cuda / "targets" / self.triplet / kind for kind in ("include", "lib"))
@@ -216,7 +235,9 @@ class Toolkit:
     @functools.cached_property
     def compilers(self) -> str:
         """sha256 over every program that takes part in making an object, and its settings."""
-        nvcc = [path for root in (self.cuda / "bin", self.build / "nvvm") for path in files((root,))]
+        nvcc = [
+            path for root in (self.cuda / "bin", self.build / "nvvm") for path in files((root,))
+        ]
         gcc = [self.cc, self.cxx, *(
             output([self.cxx, f"-print-prog-name={name}"]) for name in ("cc1", "cc1plus", "as")
         )]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,14 +219,16 @@ def _channel(
     adapters: Callable[[Path], None],
 ) -> str:
     inputs = {
-        "layout": LAYOUT_VERSION,
-        "converter": CONVERTER_VERSION,
+        "layout": f"{LAYOUT_VERSION}.{CONVERTER_VERSION}",
         "artifacts": sorted(a.stored_sha256 for a in artifacts),
         **facts,
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     final = directory / key
-    if not (final / "noarch" / "repodata.json").is_file():
+    if final.is_dir() and (faults := channel.verify_channel(final)):
+        reporter.line(f"toolchain: {faults[0]}; making it anew")
+        shutil.rmtree(final)
+    if not final.is_dir():
         with atomic.directory(final) as scratch:
             task = reporter.task("toolchain", len(artifacts), "packages")
             for artifact in artifacts:
@@ -311,6 +314,7 @@ class _System:
     def facts(self) -> dict[str, str]:
         return {
             "provider": Bootstrap.name,
+            "layout": f"{LAYOUT_VERSION}.{CONVERTER_VERSION}",
             "build_platform": self.build_platform,
             "target_platform": self.target_platform,
             "compiler": f"{self.compiler.cxx.name} {self.compiler.version}",

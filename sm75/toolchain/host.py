@@ -190,11 +190,11 @@ def _digest(cxx: Path, cc: Path, strip: Path, version: str) -> str:
         digest.update(f"{name}\0".encode())
         _update(digest, path)
     # A wrapper or a specs file shows in the commands that would be run.
-    commands = _output([str(cxx), "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", os.devnull],
-                       errors=True)  # fmt: skip
+    nothing = ["-x", "c++", os.devnull, "-o", os.devnull]
+    commands = _output([str(cxx), "-###", "-shared", "-fPIC", *nothing], errors=True)
     for line in commands.splitlines():
         if line.startswith(" "):
-            digest.update(re.sub(r"/tmp/cc\w+", "", line).encode())
+            digest.update(re.sub(r"/cc\w+\.(s|o|res)\b", "", line).encode())
     included = _output([str(cxx), "-std=c++20", "-M", "-x", "c++", "-"], text=_PROBE)
     for path in sorted(Path(word) for word in included.replace("\\\n", " ").split()[1:]):
         _update(digest, path)

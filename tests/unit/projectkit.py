@@ -26,6 +26,6 @@ def load(path: Path) -> ModuleType:
 def copy_project(where: Path) -> Path:
     """What the input hash is made of, copied; returns its root."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for part in (PATCHES, Path("recipes"), Path("lock")):
+    for part in (PATCHES, Path("recipes"), Path("lock"), Path("sm75")):
         shutil.copytree(ROOT / part, where / part, ignore=ignored)
     return where

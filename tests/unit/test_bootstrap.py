@@ -202,6 +202,23 @@ def test_made_once(bench: Bench) -> None:
     assert {p: p.stat().st_mtime_ns for p in channel.rglob("*")} == before
 
 
+@pytest.mark.parametrize("fault", ["flipped byte", "missing package", "edited index"])
+def test_a_damaged_channel_is_made_anew(bench: Bench, fault: str) -> None:
+    """Nothing else checks it: neither conda nor rattler compares hashes of file: channels."""
+    channel = bench.channel()
+    before = snapshot(channel)
+    (package,) = channel.glob("linux-64/ninja-*.conda")
+    if fault == "missing package":
+        package.unlink()
+    else:
+        path = package if fault == "flipped byte" else channel / "linux-64" / "repodata.json"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert bench.channel() == channel
+    assert snapshot(channel) == before
+
+
 def test_another_compiler_another_channel(bench: Bench) -> None:
     identity = bench.provider().identity(bench.lock, "linux-64", "linux-aarch64")
     channel = bench.channel()

@@ -11,6 +11,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -20,6 +21,7 @@ from sm75 import channel as channel_module
 from sm75 import rattler_rt
 from sm75.atomic import fsync_dir
 from sm75.channel import index, publish, verify_channel
+from sm75.channelcheck import holds
 from sm75.condapkg import FileSource, write_conda
 from sm75.errors import BusyError, ChannelError, DiskError
 from sm75.wheels import convert
@@ -48,6 +50,70 @@ def snapshot(root: Path) -> dict[str, bytes]:
 
 def problems(channel: Path) -> list[tuple[str, str]]:
     return [(p.path.rpartition("/")[2], p.kind) for p in verify_channel(channel)]
+
+
+REL = "linux-aarch64/demo-1.0-h0_0.conda"
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """A channel with one package and its document."""
+    place = tmp_path / "channel"
+    assert not holds(place, REL)
+    publish(
+        [package(tmp_path / "built")], place, documents={f"{Path(REL).name}.provenance.json": b"{}"}
+    )
+    assert holds(place, REL)
+    return place
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_bytes())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "package": lambda c: (c / REL).write_bytes((c / REL).read_bytes()[:-1] + b"x"),
+    "sums": lambda c: (c / "SHA256SUMS").write_text("0" * 64 + f"  {REL}\n"),
+    "no sums": lambda c: (c / "SHA256SUMS").unlink(),
+    "malformed sums": lambda c: (c / "SHA256SUMS").write_text("junk\n"),
+    "no provenance": lambda c: (c / f"{Path(REL).name}.provenance.json").unlink(),
+    "other provenance": lambda c: (c / f"{Path(REL).name}.provenance.json").write_bytes(b"[]"),
+    "depends": lambda c: edit(
+        c / "linux-aarch64/repodata.json",
+        lambda data: data["packages.conda"][Path(REL).name].update(depends=["other"]),
+    ),
+    "index: no JSON": lambda c: (c / "linux-aarch64/repodata.json").write_text("{"),
+    "index: a list": lambda c: (c / "linux-aarch64/repodata.json").write_text("[]"),
+    "index: null": lambda c: (c / "linux-aarch64/repodata.json").write_text("null"),
+    "index: packages a list": lambda c: (c / "linux-aarch64/repodata.json").write_text(
+        '{"info": {"subdir": "linux-aarch64"}, "packages": [], "packages.conda": []}'
+    ),
+    "index: a record of text": lambda c: edit(
+        c / "linux-aarch64/repodata.json",
+        lambda data: data["packages.conda"].update({Path(REL).name: "text"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_channel_holds_what_is_whole(held: Path, damage: str) -> None:
+    DAMAGES[damage](held)
+    with pytest.raises(ChannelError):
+        holds(held, REL)
+    assert verify_channel(held) != []
+
+
+def test_a_channel_without_the_package_or_its_record(held: Path) -> None:
+    """A killed publisher leaves this; the next one completes it."""
+    index_file = held / "linux-aarch64/repodata.json"
+    edit(index_file, lambda data: data["packages.conda"].clear())
+    assert not holds(held, REL)
+    index_file.unlink()
+    assert not holds(held, REL)
+    (held / REL).unlink()
+    assert not holds(held, REL)
 
 
 def test_publishing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -287,7 +353,7 @@ def test_a_held_lock_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_path_that_conda_would_cut_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChannelError, match="cannot live in"):
+    with pytest.raises(ChannelError, match="no channel can live in"):
         publish([package(tmp_path / "built")], tmp_path / "t" / "c")
 
 

@@ -27,6 +27,11 @@ DISPATCHER = b"""\
 """
 
 
+# What a compiler is made of, besides the programs on PATH.
+PARTS = ("cc1plus", "cc1", "collect2", "as", "ld", "libc.so.6", "libstdc++.so", "libgcc.a",
+         "libgcc_s.so", "vector", "string")  # fmt: skip
+
+
 @pytest.fixture
 def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An x86-64 machine with nothing on PATH but what a test puts there."""
@@ -49,17 +54,22 @@ def gcc(
     """A compiler of that version: g++, gcc beside it, strip, and the parts it is made of."""
     parts = bin_dir.parent / f"parts{suffix}"
     parts.mkdir(exist_ok=True)
-    for name in ("cc1plus", "as", "ld", "libc.so.6", "libstdc++.so"):
+    for name in (*PARTS, "specs"):
         if not (parts / name).exists():
             (parts / name).write_text(f"{name} {version}")
     strip = program(bin_dir / f"{prefix}strip", ":")
     program(
         bin_dir / f"{prefix}g++{suffix}",
-        f"""case "$*" in
+        f"""here="${{0%/*}}"
+        parts="$here/../{parts.name}"
+        case "$*" in
         "-dumpfullversion -dumpversion") echo {version};;
-        -print-prog-name=strip) echo {strip};;
-        -print-prog-name=*) echo {parts}/"${{1#*=}}";;
-        -print-file-name=*) echo {parts}/"${{1#*=}}";;
+        -print-prog-name=strip) echo "$here/{strip.name}";;
+        -print-prog-name=*) echo "$parts/${{1#*=}}";;
+        -print-file-name=*) echo "$parts/${{1#*=}}";;
+        "-### "*) read -r options < "$parts/specs"
+                  printf "Target: x\\n cc1plus $options $CPATH\\n" >&2;;
+        *" -M "*) printf -- "-: $parts/vector \\\\\\n $parts/string\\n";;
         esac""",
     )
     program(bin_dir / f"{prefix}gcc{suffix}", ":")
@@ -79,13 +89,47 @@ def test_suitable_compiler(bin_dir: Path) -> None:
     assert find() == found
 
 
-@pytest.mark.parametrize("part", ["cc1plus", "as", "ld", "libc.so.6", "libstdc++.so"])
+@pytest.mark.parametrize("part", PARTS)
 def test_digest_is_over_the_content_of_every_part(bin_dir: Path, part: str) -> None:
     gcc(bin_dir, "12.2.0")
     before = find().digest
     changed = bin_dir.parent / "parts" / part
     changed.write_text(changed.read_text() + ".")
     assert find().digest != before
+
+
+@pytest.mark.parametrize("name", ["g++", "gcc", "strip"])
+def test_digest_is_over_the_programs_themselves(bin_dir: Path, name: str) -> None:
+    """A wrapper in their place is another compiler."""
+    gcc(bin_dir, "12.2.0")
+    before = find().digest
+    path = bin_dir / f"aarch64-linux-gnu-{name}"
+    path.write_text(path.read_text() + "# altered\n")
+    assert find().digest != before
+
+
+def test_digest_is_over_the_built_in_options(bin_dir: Path) -> None:
+    gcc(bin_dir, "12.2.0")
+    before = find().digest
+    (bin_dir.parent / "parts" / "specs").write_text("-march=armv8.2-a\n")
+    assert find().digest != before
+
+
+def test_the_users_environment_does_not_matter(
+    bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcc(bin_dir, "12.2.0")
+    before = find().digest
+    monkeypatch.setenv("CPATH", "/somewhere/include")
+    assert find().digest == before
+
+
+def test_relative_path(bin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build runs elsewhere."""
+    gcc(bin_dir, "12.2.0")
+    monkeypatch.chdir(bin_dir.parent)
+    monkeypatch.setenv("PATH", "bin")
+    assert find().cxx == bin_dir / "aarch64-linux-gnu-g++"
 
 
 def test_digest_does_not_depend_on_the_place(

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from sm75 import build, channelcheck, fetch, inputs, proof
-from sm75.errors import LockError, PatchError, ToolchainError
+from sm75.errors import BuildError, LockError, PatchError, ToolchainError
 from sm75.inputs import Inputs
 from sm75.lockfile import Artifact, ReleaseLock, load_release
 from sm75.progress import SilentReporter
@@ -120,7 +121,18 @@ def _option(**changes: Any) -> Change:
 
 
 def _target(project: Project) -> None:
-    project.lock = msgspec.structs.replace(load_release(project.root, RELEASE), target="other")
+    """Another contract; this one is there."""
+    other = next(
+        path.stem
+        for path in sorted((project.root / "lock" / "targets").glob("*.toml"))
+        if path.stem != load_release(project.root, RELEASE).target
+    )
+    project.lock = msgspec.structs.replace(load_release(project.root, RELEASE), target=other)
+
+
+def _contract(project: Project) -> None:
+    target = load_release(project.root, RELEASE).target
+    _byte(project.root / "lock" / "targets" / f"{target}.toml")
 
 
 def _is(role: str, platform: str) -> Callable[[Artifact], bool]:
@@ -143,7 +155,7 @@ CHANGES: dict[str, tuple[Change, tuple[bool, bool]]] = {
     "overlay: order of sources": (_overlay("slowest.txt"), BOTH),
     "overlay: C++": (_overlay(".cpp"), BOTH),
     "overlay: header": (_overlay(".h"), BOTH),
-    "overlay: template of CUDA": (_overlay(".cu.in"), BOTH),
+    "overlay: CUDA": (_overlay(".cu"), BOTH),
     "overlay: Python": (_overlay(".py"), INPUT),
     "recipe": (_file("recipes/vllm-sm75/recipe.yaml"), INPUT),
     "omissions": (_file(f"lock/{RELEASE}/omissions.toml"), INPUT),
@@ -153,7 +165,10 @@ CHANGES: dict[str, tuple[Change, tuple[bool, bool]]] = {
     "target platform": (_option(target_platform="linux-64"), BOTH),
     "build platform": (_option(build_platform="linux-aarch64"), BOTH),
     "no Rust": (_option(rust="none"), INPUT),
-    "target contract": (_target, INPUT),
+    "another target": (_target, INPUT),
+    "target contract": (_contract, INPUT),
+    "program that applies the patches": (_file("sm75/hunks.py"), BOTH),
+    "another program": (_file("sm75/progress.py"), NEITHER),
     "a file that is no input": (_file("lock/tools.txt"), NEITHER),
 }
 
@@ -231,6 +246,19 @@ def test_every_file_of_the_recipe_is_hashed(project: Project) -> None:
     assert there == set(project.collect().facts["recipe"])
 
 
+def test_unknown_target(project: Project) -> None:
+    lock = load_release(project.root, RELEASE)
+    project.lock = msgspec.structs.replace(lock, target="no-such-box")
+    with pytest.raises(LockError, match="no target contract 'no-such-box'"):
+        project.collect()
+
+
+def test_patcher_is_what_the_recipe_takes() -> None:
+    recipe = yaml.safe_load((ROOT / "recipes" / "vllm-sm75" / "recipe.yaml").read_text())
+    (source,) = (s for s in recipe["source"] if s.get("path") == "../../sm75")
+    assert sorted(source["filter"]["include"]) == sorted(inputs.PATCHER)
+
+
 def test_native_roots_are_what_cmake_is_given() -> None:
     """A path that CMake reads and the native hash ignores would leave stale objects."""
     script = load(ROOT / "recipes" / "vllm-sm75" / "build.py")
@@ -293,6 +321,47 @@ def test_a_package_that_another_build_made_meanwhile(
     outcome = build.build(lock, _Provider(), settings, planned, SilentReporter())
     assert outcome.package == planned.package
     assert outcome.built is False
+
+
+def test_inputs_edited_while_waiting_for_another_build(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is built is named by what there is when it begins."""
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one")
+    planned = build.look(lock, _Provider(), settings)
+    monkeypatch.setattr(fetch, "require", lambda plan: None)
+    seen: list[str] = []
+
+    def note(*given: Any) -> tuple[str, ...]:
+        seen.append(given[3].inputs.input_hash)
+        return ()
+
+    monkeypatch.setattr(build, "_build", note)
+    _byte(project.root / "recipes" / "vllm-sm75" / "recipe.yaml")
+    outcome = build.build(lock, _Provider(), settings, planned, SilentReporter())
+    now = build.look(lock, _Provider(), settings).inputs
+    assert now != planned.inputs
+    assert seen == [now.input_hash] == [outcome.inputs.input_hash]
+    assert now.build_string in outcome.package.name
+
+
+def test_inputs_edited_while_it_builds(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can say what such a package is made of."""
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one")
+    monkeypatch.setattr(fetch, "require", lambda plan: None)
+    monkeypatch.setattr(_Provider, "channels", lambda *given: [])
+    monkeypatch.setattr(build, "lay_out_sources", lambda *given: None)
+    recipe = project.root / "recipes" / "vllm-sm75" / "recipe.yaml"
+    monkeypatch.setattr(build, "_run_recipe", lambda *given: _byte(recipe))
+    planned = build.look(lock, _Provider(), settings)
+    with pytest.raises(BuildError, match="inputs were changed while the build ran") as err:
+        build.build(lock, _Provider(), settings, planned, SilentReporter())
+    assert err.value.why.endswith("recipe")
+    assert not settings.channel.exists()
 
 
 def test_rust_from_source_is_refused_with_the_way_out(project: Project, tmp_path: Path) -> None:

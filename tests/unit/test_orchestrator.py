@@ -370,7 +370,8 @@ def test_store_from_the_environment(
     monkeypatch.setenv("SM75_STORE", str(tmp_path / "elsewhere"))
     ended = run("fetch", "--dry-run", "--json")
     assert ended.json["store"] == str(tmp_path / "elsewhere")
-    assert orchestrator._store(Path("given")).root == Path("given")
+    assert orchestrator._store(Path("given")).root == Path.cwd() / "given"
+    assert orchestrator._store(Path("~/given")).root == Path.home() / "given"
     assert isinstance(orchestrator._store(None), Store)
 
 
@@ -393,3 +394,22 @@ def test_as_a_program() -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    """As some supervisors start programs; the next file opened must not become a stream."""
+    error = tmp_path / "error"
+    command = f'exec "$0" "$1" lock {closed}' + ("" if "2>" in closed else f' 2>"{error}"')
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(ROOT / "orchestrator.py")], check=False
+    )
+    assert done.returncode == 0
+    assert not error.exists() or error.read_text() == ""
+
+
+def test_image_description_that_is_no_text(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "image.json").write_bytes(b"\xff\xfe{")
+    ended = run("inspect", str(tmp_path / "image.json"))
+    assert ended.code == 2
+    assert "not JSON" in ended.err

@@ -477,12 +477,41 @@ def test_order_and_completeness(kit: Kit) -> None:
         kit.series()
     (kit.dir / "0001-a.patch").unlink()
     (kit.dir / "overlay/stray.py").write_bytes(b"")
-    with pytest.raises(PatchError, match=r"not listed: stray\.py"):
+    with pytest.raises(PatchError, match=r"not listed: overlay/stray\.py"):
         kit.series()
     (kit.dir / "overlay/stray.py").unlink()
+    (kit.dir / "more").mkdir()
+    (kit.dir / "more/0003-c.patch").write_bytes(b"")
+    with pytest.raises(PatchError, match=r"not listed: more/0003-c\.patch"):
+        kit.series()
+    (kit.dir / "more/0003-c.patch").unlink()
     kit.overlay("pkg/a.py")
     with pytest.raises(PatchError, match="also changed by a patch"):
         kit.series()
+
+
+@pytest.mark.parametrize("below", ["overlay", "patch"])
+def test_a_file_where_another_needs_a_directory(kit: Kit, below: str) -> None:
+    """It would be found out after half of the overlay is written."""
+    kit.overlay("pkg" if below == "patch" else "q")
+    if below == "patch":
+        kit.patch(CHANGE)
+    else:
+        kit.overlay("q/r", file="q2/r")
+    with pytest.raises(PatchError, match="cannot be a file, for"):
+        kit.series()
+
+
+def test_truncated_sdist(kit: Kit, tmp_path: Path) -> None:
+    """Cut anywhere: in a header, in a member's bytes, in the compressed stream."""
+    kit.patch(CHANGE)
+    content = os.urandom(1 << 16) + A
+    whole = sdist(tmp_path / "pkg-1.0.tar.gz", {"pkg/a.py": content}).read_bytes()
+    for size in (0, 1, 20, 600, 30_000, len(whole) - 9_000):
+        cut = tmp_path / f"cut-{size}.tar.gz"
+        cut.write_bytes(whole[:size])
+        with pytest.raises(PatchError, match="cannot be read as an sdist"):
+            check(kit.series(), cut)
 
 
 def test_missing_series(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +99,93 @@ def test_copy_leaves_out_what_is_not_there(tmp_path: Path) -> None:
     script.copy(tmp_path / "d", tmp_path / "out")
     script.copy(tmp_path / "d" / "f", tmp_path / "g")
     assert (tmp_path / "out" / "f").read_text() == (tmp_path / "g").read_text() == "x"
+
+
+@pytest.fixture
+def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A native directory with the state of a build in it."""
+    monkeypatch.setenv("CC", "/usr/bin/gcc")
+    monkeypatch.setenv("CXX", "/usr/bin/g++")
+    where = tmp_path / "native"
+    script.settle(where)
+    for name in ("build/build.ninja", "src/a.cu", "ccache/0/x", "toolkit.complete"):
+        (where / name).parent.mkdir(parents=True, exist_ok=True)
+        (where / name).write_text("x")
+    (where / "host").symlink_to("/nowhere")
+    return where
+
+
+def kept(native: Path) -> list[str]:
+    return sorted(path.name for path in native.iterdir())
+
+
+def test_state_stays_where_nothing_moved(native: Path) -> None:
+    before = kept(native)
+    script.settle(native)
+    assert kept(native) == before
+
+
+def test_moved_checkout(native: Path) -> None:
+    """CMake's files hold the old path; the compiler cache does not."""
+    moved = native.rename(native.with_name("elsewhere"))
+    script.settle(moved)
+    assert kept(moved) == ["ccache", "place"]
+    script.settle(moved)
+
+
+def test_moved_compiler(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/opt/bin/g++")
+    script.settle(native)
+    assert kept(native) == ["ccache", "place"]
+
+
+def test_what_was_laid_out_is_checked_before_it_is_used_again(tmp_path: Path) -> None:
+    tree, record = tmp_path / "tree", tmp_path / "record"
+    (tree / "bin").mkdir(parents=True)
+    (tree / "bin" / "ptxas").write_bytes(b"program")
+    (tree / "lib").symlink_to("bin")
+    assert not script.complete(record, [tree])
+    record.write_text(script.tree_digest([tree]))
+    assert script.complete(record, [tree])
+    (tree / "bin" / "ptxas").write_bytes(b"Program")
+    assert not script.complete(record, [tree])
+    (tree / "bin" / "ptxas").write_bytes(b"program")
+    assert script.complete(record, [tree])
+    (tree / "lib").unlink()
+    (tree / "lib").symlink_to("elsewhere")
+    assert not script.complete(record, [tree])
+    shutil.rmtree(tree)
+    assert not script.complete(record, [tree])
+
+
+@pytest.mark.parametrize("changed", ["cuda/bin/ptxas", "build/nvvm/bin/cicc", "cc1plus", "g++"])
+def test_compiler_cache_is_keyed_by_what_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """nvcc and g++ only start other programs: their own versions say little."""
+    program = """#!/bin/sh
+here="${0%/*}"
+case "$1" in
+-print-prog-name=*) echo "$here/${1#*=}";;
+-dumpspecs) echo specs;;
+esac
+"""
+    for name in ("cuda/bin/nvcc", "cuda/bin/ptxas", "build/nvvm/bin/cicc", "cc1", "cc1plus", "as",
+                 "g++", "gcc"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(program)
+        path.chmod(0o755)
+    for name, value in (("BUILD_PREFIX", "build"), ("PREFIX", "host"), ("CC", "gcc"),
+                        ("CXX", "g++")):  # fmt: skip
+        monkeypatch.setenv(name, str(tmp_path / value))
+    before = script.Toolkit(tmp_path, "linux-aarch64").environment()["CCACHE_COMPILERCHECK"]
+    assert before.startswith("string:")
+    again = script.Toolkit(tmp_path, "linux-aarch64").environment()["CCACHE_COMPILERCHECK"]
+    assert again == before
+    (tmp_path / changed).write_text(program + "# altered\n")
+    after = script.Toolkit(tmp_path, "linux-aarch64").environment()["CCACHE_COMPILERCHECK"]
+    assert after != before
 
 
 # Trimmed from the sdist of 0.33.0.

@@ -22,7 +22,17 @@ EVERYTHING = [
     for name in (*KEPT, "vllm.vllm_flash_attn._vllm_fa2_C", "vllm._flashmla_C", "vllm._deep_gemm_C")
 ]
 
-TURING = ["7.5", "7.5+PTX", "7.5;7.5", "7.5 7.5+PTX", "7.5,7.5", " 7.5 ", "7.5;", "Turing", "Turing+PTX"]
+TURING = [
+    "7.5",
+    "7.5+PTX",
+    "7.5;7.5",
+    "7.5 7.5+PTX",
+    "7.5,7.5",
+    " 7.5 ",
+    "7.5;",
+    "Turing",
+    "Turing+PTX",
+]
 OTHERS = ["7.5;8.0", "8.0;7.5", "7.5 8.0", "7.5,8.0+PTX", "7.0;7.5", "8.0", "17.5", "7.55", "75",
           "7x5", "7.5+SASS", "Turing;Ampere", "Volta"]  # fmt: skip
 

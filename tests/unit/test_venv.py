@@ -52,7 +52,7 @@ class Checkout:
         )
 
     def popen(
-        self, *arguments: str, python: Path | None = None, **env: str
+        self, *arguments: str, python: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         environment = {
             "PATH": "/usr/bin:/bin",
@@ -67,14 +67,14 @@ class Checkout:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**environment, **env},
+            env={**environment, **(env or {})},
         )
 
     def start(
-        self, *arguments: str, python: Path | None = None, **env: str
+        self, *arguments: str, python: Path | None = None, env: dict[str, str] | None = None
     ) -> tuple[int, str, str]:
         """Start it; returns exit code, output and errors."""
-        process = self.popen(*arguments, python=python, **env)
+        process = self.popen(*arguments, python=python, env=env)
         out, err = process.communicate()
         return process.returncode, out, err
 
@@ -141,7 +141,7 @@ def test_unhashed_tool_is_refused(made: Checkout) -> None:
 
 def test_unreachable_index(made: Checkout, tmp_path: Path) -> None:
     made.pin("dev-tools", "devdemo")
-    code, _, err = made.start("--dev", PIP_FIND_LINKS=str(tmp_path))
+    code, _, err = made.start("--dev", env={"PIP_FIND_LINKS": str(tmp_path)})
     assert code == 6
     assert "cannot install dev-tools.txt" in err
     assert "PIP_INDEX_URL" in err
@@ -150,6 +150,39 @@ def test_unreachable_index(made: Checkout, tmp_path: Path) -> None:
     assert (code, out) == (0, f"{made.home}|1|--dev\n")
     assert "making" not in err
     assert list(made.home.rglob("devdemo.py"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["PIP_TARGET=elsewhere", "PIP_PREFIX=elsewhere", "PIP_ROOT=elsewhere", "PIP_USER=1",
+     "PIP_DRY_RUN=1", "PIP_REQUIREMENT=other.txt", "PIP_CONSTRAINT=other.txt",
+     "PIP_NO_BINARY=:all:", "PYTHONPATH=elsewhere", "PYTHONNOUSERSITE=1"],
+)  # fmt: skip
+def test_settings_of_pip_that_would_change_what_is_installed(made: Checkout, setting: str) -> None:
+    for marker in made.home.glob("*.done"):
+        marker.unlink()
+    name, value = setting.split("=")
+    if value == "elsewhere":
+        value = str(made.root / value)
+    assert made.start(env={name: value})[:2] == (0, f"{made.home}|1\n")
+    assert not (made.root / "elsewhere").exists()
+
+
+def test_configuration_of_pip_that_sends_it_elsewhere(made: Checkout, tmp_path: Path) -> None:
+    for marker in made.home.glob("*.done"):
+        marker.unlink()
+    (tmp_path / "pip.conf").write_text(f"[install]\ntarget = {tmp_path / 'elsewhere'}\n")
+    code, _, err = made.start(env={"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")})
+    assert code == 6
+    assert "somewhere else" in err
+    assert "pip config list" in err
+    assert list(made.home.glob("*.done")) == []
+    assert made.start()[:2] == (0, f"{made.home}|1\n")
+
+
+def test_modules_on_the_users_path_shadow_nothing(made: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "demo.py").write_text("x = 'theirs'\n")
+    assert made.start(env={"PYTHONPATH": str(tmp_path)})[:2] == (0, f"{made.home}|1\n")
 
 
 def test_half_an_environment_is_made_anew(made: Checkout) -> None:

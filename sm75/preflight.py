@@ -1,0 +1,95 @@
+"""What a build looks at first, so that an hour's compile does not end at a closed door."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sm75.channelcheck import SUMS, read_sums, relative
+from sm75.condapkg import read_info
+from sm75.errors import ChannelError, DiskError, UsageError
+
+# CMake, ninja, nvcc and make-style dependency files each quote other characters, and none of them
+# all (seen with a blank: nvcc's host compiler finds no input file).
+_PLAIN = frozenset("._+@,~-/")
+
+
+def check_places(work: Path, channel: Path, temporary: str | None) -> None:
+    """Refuse places in which a build would fail late.
+
+    Args:
+        work: Where the compilers run.
+        channel: Where the package goes.
+        temporary: ``TMPDIR``, where it is set.
+
+    Raises:
+        UsageError: The path of a place has characters that a tool of the build does not take.
+        ChannelError: conda could not read a channel there.
+        DiskError: The channel cannot be written.
+    """
+    named = {"project": work, **({"TMPDIR": Path(temporary)} if temporary else {})}
+    for name, path in named.items():
+        odd = sorted({c for c in str(path.absolute()) if not c.isalnum() and c not in _PLAIN})
+        if odd:
+            raise UsageError(
+                f"the path of {name} has characters that compilers do not take: {path}",
+                why="they are: " + " ".join(map(repr, odd)),
+                fix="use a path of letters, digits and ._+@,~-",
+            )
+    check_location(work)
+    check_location(channel)
+    there = channel.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise DiskError(
+            f"the channel {channel} cannot be written",
+            why=f"{there} is {'not writable' if there.is_dir() else 'not a directory'}",
+            fix="name another with --channel",
+        )
+
+
+def check_location(channel: Path) -> None:
+    """Refuse a place that conda misreads.
+
+    Raises:
+        ChannelError: The path has a directory called ``t``.
+    """
+    if "/t/" in f"{channel.absolute()}/":
+        raise ChannelError(
+            f"no channel can live in {channel}",
+            why="conda takes /t/NAME in a channel's path for an access token and cuts it out",
+            fix="choose a path without a directory called t",
+        )
+
+
+def check_channel(channel: Path) -> None:
+    """Refuse a channel whose other packages would keep it from being indexed.
+
+    A whole package that no index names yet is not refused: a publisher was killed, and the next
+    one completes its work.
+
+    Raises:
+        ChannelError: A file that is no package, or a link, has a package's name.
+    """
+    listed = read_sums(channel)
+    for path in sorted(channel.glob("*/*.conda")):
+        if path.is_symlink() or not path.is_file():
+            raise _stray(path, "it is a link or no regular file")
+        if relative(channel, path) in listed:
+            continue
+        try:
+            index = read_info(path)["index"]
+            expected = (
+                f"{index['subdir']}/{index['name']}-{index['version']}-{index['build']}.conda"
+            )
+        except (ChannelError, KeyError, TypeError) as error:
+            raise _stray(path, f"not in {SUMS}, and no conda package: {error}") from error
+        if relative(channel, path) != expected:
+            raise _stray(path, f"not in {SUMS}, and it should be {expected}")
+
+
+def _stray(path: Path, why: str) -> ChannelError:
+    return ChannelError(
+        f"{path} does not belong into the channel", why=why, fix=f"move it away: mv {path} /tmp/"
+    )
