@@ -190,7 +190,8 @@ async def _solve(
 def _explain(channels: Sequence[Path], specs: Sequence[str], box: Box, told: str) -> ChannelError:
     """Say in one sentence what stands in the way, where it can be told apart."""
     records = _records(channels, box.platform)
-    ours = [r for r in records if r.name.normalized in (NAME, "dlami-torch")]
+    # vllm-sm75 first: that is what was asked for
+    ours = [r for name in (NAME, "dlami-torch") for r in records if r.name.normalized == name]
     for record in ours:
         for constraint in record.constrains:
             name, _, wanted = constraint.partition(" ")

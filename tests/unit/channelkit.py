@@ -13,7 +13,13 @@ from sm75 import channel, condapkg
 from sm75.condapkg import FileSource
 
 SUBDIR = "linux-aarch64"
-CONSTRAINS = ("vllm <0a0", "pytorch <0a0", "__cuda_arch >=7.5,<8", "__glibc >=2.34")
+CONSTRAINS = (
+    "vllm <0a0",
+    "pytorch <0a0",
+    "__cuda >=13",
+    "__cuda_arch >=7.5,<8",
+    "__glibc >=2.34",
+)
 
 
 def write(

@@ -19,6 +19,7 @@ from sm75.lockfile import TargetContract, load_target
 from tests.unit import channelkit
 from tests.unit.projectkit import ROOT
 
+DOCS = (ROOT / "docs" / "installing.md").read_text()
 CONTRACT = load_target(ROOT, "dlami-pytorch-2.12-ubuntu24.04")
 
 
@@ -157,7 +158,7 @@ def test_chooses_what_is_needed(channel: Path, box: Box) -> None:
     [
         ("__glibc", "2.31", "this machine has glibc 2.31; vllm-sm75 needs >=2.34"),
         ("__cuda_arch", "8.0", "a GPU of compute capability 8.0; vllm-sm75 needs >=7.5,<8"),
-        ("__cuda", "12.8", "a driver for CUDA 12.8; dlami-torch needs >=13"),
+        ("__cuda", "12.8", "a driver for CUDA 12.8; vllm-sm75 needs >=13"),
     ],
 )
 def test_wrong_machine(channel: Path, box: Box, fact: str, value: str, words: str) -> None:
@@ -165,6 +166,7 @@ def test_wrong_machine(channel: Path, box: Box, fact: str, value: str, words: st
     with pytest.raises(ChannelError) as caught:
         install.solve([channel], ["vllm-sm75"], wrong)
     assert words in caught.value.what
+    assert f"`{caught.value.what}`" in DOCS
     assert "g5g" in caught.value.fix
 
 
@@ -177,6 +179,7 @@ def test_no_python_is_said(tmp_path: Path, box: Box) -> None:
     made = channelkit.product(tmp_path / "c")
     with pytest.raises(ChannelError, match="has no python for linux-aarch64") as caught:
         install.solve([made], ["vllm-sm75"], box)
+    assert f"`{caught.value.what}`" in DOCS
     assert "--extra-channel" in caught.value.fix
 
 
@@ -330,8 +333,9 @@ def test_prefix_in_use(channel: Path, tmp_path: Path, box: Box, kind: str) -> No
 
 def test_other_machine(channel: Path, tmp_path: Path) -> None:
     box = Box(platform="linux-64", virtual={})
-    with pytest.raises(UsageError, match=r"is for linux-aarch64 .*; this machine is linux-64"):
+    with pytest.raises(UsageError, match=r"is for linux-aarch64 .*; this machine is") as caught:
         install.install(channel, tmp_path / "env", python="3.12", box=box)
+    assert f"`{caught.value.what}`" in DOCS
     assert not (tmp_path / "env").exists()
 
 
