@@ -406,6 +406,10 @@ def channel_verify(channel: Path, as_json: bool) -> None:
     from sm75.channelcheck import verify_channel
     from sm75.errors import ChannelError
 
+    if not channel.is_dir():
+        raise UsageError(
+            f"there is no channel {channel}", fix="build one: python3 orchestrator.py build"
+        )
     problems = verify_channel(channel)
     if as_json:
         _print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
