@@ -253,17 +253,31 @@ def toolchain_command(release: str | None, store: Path | None, toolchain: str) -
 @cli.command()
 @_shared("release", "store", "channel", "json")
 @click.option("--smem", is_flag=True, help="Audit the Triton kernels' shared memory instead.")
+@click.option("--gpu", is_flag=True, help="Run the sm_75 attention kernels on this machine's GPU.")
+@click.option("--bundle", type=_FILE, help="With --gpu: write what another machine can run.")
+@click.option("--result", type=_FILE, help="With --gpu: show and judge what a bundle found there.")
 @click.argument("package", type=_FILE, required=False)
 def verify(
     release: str | None, store: Path | None, channel: Path, as_json: bool, smem: bool,
-    package: Path | None,
+    gpu: bool, bundle: Path | None, result: Path | None, package: Path | None,
 ) -> None:  # fmt: skip
     """Check the built package: architectures, ABI, RUNPATH, metadata.
 
     With --smem: compile every kernel variant that vLLM can launch for the models of the table, for
     sm_75 and without a GPU, and check its shared memory; without PACKAGE, of the patched sources.
+
+    With --gpu: compile attention for sm_75, let the driver of any NVIDIA GPU (7.5 or newer) run it,
+    and compare its results with float32.
     """
     lock = _lock(release)
+    if gpu:
+        from sm75 import gpu as trials
+
+        if code := trials.cli_run(ROOT, lock, _store(store), package, bundle, result, as_json):
+            raise SystemExit(code)
+        return
+    if bundle is not None or result is not None:
+        raise UsageError("--bundle and --result belong to --gpu", fix="give --gpu as well")
     if smem:
         from sm75 import smem as audit
 
@@ -411,6 +425,10 @@ def channel_verify(channel: Path, as_json: bool) -> None:
     from sm75.channelcheck import verify_channel
     from sm75.errors import ChannelError
 
+    if not channel.is_dir():
+        raise UsageError(
+            f"there is no channel {channel}", fix="build one: python3 orchestrator.py build"
+        )
     problems = verify_channel(channel)
     if as_json:
         _print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])

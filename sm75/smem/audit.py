@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,70 +196,35 @@ def run(
         "jobs": jobs or os.cpu_count() or 1,
         "compile": True,
     }
-    # Settings of the user's own vLLM or Triton must not change what the wrappers choose.
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("VLLM", "TRITON", "PYTHON", "TORCH"))
-    }
-    clean |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    worker = subprocess.Popen(
-        [str(python), "-P", "-m", "sm75.smem.worker"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=clean, cwd=root,
-    )  # fmt: skip
-    try:
-        return _collect(worker, request, known, cache, reporter)
-    finally:
-        worker.kill()
-        worker.wait()
-
-
-def _collect(
-    worker: subprocess.Popen[str],
-    request: dict[str, Any],
-    known: dict[str, Variant],
-    cache: Path,
-    reporter: Reporter,
-) -> Audit:
-    # All three are pipes: said for the type checker.
-    assert worker.stdin is not None  # noqa: S101
-    assert worker.stdout is not None  # noqa: S101
-    assert worker.stderr is not None  # noqa: S101
-    worker.stdin.write(json.dumps(request))
-    worker.stdin.close()
     uses: list[Use] = []
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
     task, compiled = None, 0
-    for line in worker.stdout:
-        event = json.loads(line)
-        kind = event.pop("event")
-        if kind == "case":
-            for kernel, key in event["launches"]:
-                uses.append(Use(case=event["case"], group=event["group"], kernel=kernel, key=key))
-            refused |= {event["case"]: event["refused"]} if "refused" in event else {}
-            failed |= {event["case"]: event["failed"]} if "failed" in event else {}
-        elif kind == "plan":
-            task = reporter.task("kernels", event["todo"], "kernels")
-        else:
-            known[event.pop("key")] = msgspec.convert(event, Variant)
-            compiled += 1
-            # Often enough that a killed run loses seconds of work, not minutes.
-            if compiled % SAVE_EVERY == 0:
-                save_cache(cache, known)
-            if task is not None:
-                task.message(f"{event['kernel']} {event['parameters']}")
-                task.advance(1)
-    errors = worker.stderr.read()
-    if compiled:
-        save_cache(cache, known)
-    if worker.wait():
-        raise BuildError(
-            "the audit of shared memory broke off",
-            why=errors.strip().splitlines()[-1] if errors.strip() else "no message",
-            fix="run it again; what was compiled is kept",
-        )
+    try:
+        for event in work(python, root, request):
+            kind = event.pop("event")
+            if kind == "case":
+                case, group = event["case"], event["group"]
+                uses += [
+                    Use(case=case, group=group, kernel=kernel, key=key)
+                    for kernel, key in event["launches"]
+                ]
+                refused |= {case: event["refused"]} if "refused" in event else {}
+                failed |= {case: event["failed"]} if "failed" in event else {}
+            elif kind == "plan":
+                task = reporter.task("kernels", event["todo"], "kernels")
+            else:
+                known[event.pop("key")] = msgspec.convert(event, Variant)
+                compiled += 1
+                # Often enough that a killed run loses seconds of work, not minutes.
+                if compiled % SAVE_EVERY == 0:
+                    save_cache(cache, known)
+                if task is not None:
+                    task.message(f"{event['kernel']} {event['parameters']}")
+                    task.advance(1)
+    finally:
+        if compiled:
+            save_cache(cache, known)
     if task is not None:
         task.done()
     used = {use.key for use in uses}
@@ -269,6 +235,51 @@ def _collect(
         failed=failed,
         compiled=compiled,
     )
+
+
+def work(python: Path, root: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give ``sm75.smem.worker`` a request, and yield its events.
+
+    Args:
+        python: Of the audit's environment (``toolenv.ensure``).
+        root: The project's directory.
+        request: As the worker's module says.
+
+    Raises:
+        BuildError: The worker broke off.
+    """
+    # Settings of the user's own vLLM or Triton must not change what the wrappers choose.
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("VLLM", "TRITON", "PYTHON", "TORCH"))
+    }
+    clean |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryFile("w+") as errors:
+        worker = subprocess.Popen(
+            [str(python), "-P", "-m", "sm75.smem.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env=clean, cwd=root,
+        )  # fmt: skip
+        try:
+            # Both are pipes: said for the type checker.
+            assert worker.stdin is not None  # noqa: S101
+            assert worker.stdout is not None  # noqa: S101
+            worker.stdin.write(json.dumps(request))
+            worker.stdin.close()
+            for line in worker.stdout:
+                yield json.loads(line)
+            if worker.wait():
+                errors.seek(0)
+                said = errors.read().strip().splitlines()
+                raise BuildError(
+                    "the work on the kernels broke off",
+                    why=said[-1] if said else "no message",
+                    fix="run it again; what was compiled is kept",
+                )
+        finally:
+            worker.kill()
+            worker.wait()
 
 
 def load_cache(path: Path) -> dict[str, Variant]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm75.smem import faketorch as torch
+from sm75.smem import inputs
 from sm75.smem.models import MODELS, WIDE, Layer, Model
 
 ATTENTION = "vllm.v1.attention.ops.triton_unified_attention"
@@ -23,10 +24,6 @@ MERGE = "vllm.v1.attention.ops.triton_merge_attn_states"
 KV_INTERFACE = "vllm.v1.kv_cache_interface"
 OURS = "vllm.sm75.attention"
 
-# vllm/v1/attention/backends/triton_attn.py: MIN_LAUNCH_GRID_SIZE_2D, NUM_PAR_SOFTMAX_SEGMENTS.
-GRID_2D, SEGMENTS = 128, 16
-# vllm/config/cache.py: block_size of the CUDA platform.
-BLOCK = 16
 BLOCKS = 1000
 
 
@@ -113,55 +110,12 @@ def call_attention(layer: Layer, path: Path, **more: Any) -> None:
     """Call ``unified_attention`` as ``TritonAttentionImpl.forward`` does."""
     wrapper = importlib.import_module(ATTENTION)
     modes = importlib.import_module(KV_INTERFACE).KVQuantMode
-    mode, kind, width, scale = {
-        "auto": (modes.NONE, torch.float16, layer.head, 0),
-        "int8": (modes.INT8_PER_TOKEN_HEAD, torch.int8, layer.head + 4, 4),
-        "int4": (modes.INT4_PER_TOKEN_HEAD, torch.uint8, layer.head // 2 + 4, 4),
-    }[path.cache]
-    tokens = path.requests * path.queries
-    paged = torch.empty(BLOCKS, layer.kv_heads, BLOCK, 2 * width, dtype=kind)
-    key, value = paged.transpose(1, 2).split(width, dim=-1)
-    scales = {}
-    if scale:
-        strides = tuple(step // scale for step in key.stride()[:3])
-        for name in ("k_scale_cache", "v_scale_cache"):
-            shape = (BLOCKS, BLOCK, layer.kv_heads)
-            scales[name] = torch.empty_strided(shape, strides, dtype=torch.float32)
-    padded = 1 << (layer.head - 1).bit_length()
-    rows = GRID_2D // layer.kv_heads
-    split = (rows * 8, layer.q_heads, SEGMENTS)
-    descale = torch.empty(1).expand(path.requests, layer.kv_heads)
-    per_head = path.cache != "auto"
-    prefix = torch.empty(path.requests, 4, 2, dtype=torch.int32)
-    wrapper.unified_attention(
-        q=torch.empty(tokens, layer.q_heads, layer.head, dtype=torch.float16),
-        k=key,
-        v=value,
-        out=torch.empty(tokens, layer.q_heads, layer.head, dtype=torch.float16),
-        cu_seqlens_q=torch.empty(path.requests + 1, dtype=torch.int32),
-        max_seqlen_q=path.queries,
-        seqused_k=torch.empty(path.requests, dtype=torch.int32),
-        max_seqlen_k=4096,
-        softmax_scale=layer.head**-0.5,
-        causal=path.causal,
-        window_size=(layer.window - 1, 0) if layer.window else (-1, -1),
-        block_table=torch.empty(path.requests, 256, dtype=torch.int32),
-        softcap=0,
-        q_descale=None,
-        k_descale=None if per_head else descale,
-        v_descale=None if per_head else descale,
-        seq_threshold_3D=rows,
-        num_par_softmax_segments=SEGMENTS,
-        softmax_segm_output=torch.empty(*split, padded),
-        softmax_segm_max=torch.empty(*split),
-        softmax_segm_expsum=torch.empty(*split),
-        mm_prefix_range=prefix if layer.mm_prefix and path.queries > 1 and not per_head else None,
-        mm_prefix_clamp_sliding_window=layer.mm_prefix,
-        kv_quant_mode=mode,
-        use_td=path.descriptors,
-        **scales,
-        **more,
-    )
+    made = inputs.attention(
+        torch, layer, [path.queries] * path.requests, cache=path.cache, causal=path.causal,
+        prefix=4 if layer.mm_prefix and path.queries > 1 and path.cache == "auto" else 0,
+        descriptors=path.descriptors,
+    )  # fmt: skip
+    wrapper.unified_attention(**made.arguments(modes), **more)
 
 
 def _attention(model: Model, layer: Layer, path: Path) -> Case:
@@ -192,22 +146,20 @@ def _write(head: int, kv_heads: int, cache: str) -> None:
     modes = importlib.import_module(KV_INTERFACE).KVQuantMode
     key = torch.empty(64, kv_heads, head, dtype=torch.float16)
     slots = torch.empty(64, dtype=torch.int64)
-    kind = {"auto": torch.float16, "int8": torch.int8, "int4": torch.uint8}[cache]
-    width = {"auto": head, "int8": head + 4, "int4": head // 2 + 4}[cache]
-    paged = torch.empty(BLOCKS, kv_heads, BLOCK, 2 * width, dtype=kind)
-    key_cache, value_cache = paged.transpose(1, 2).split(width, dim=-1)
+    layer = Layer(head=head, q_heads=kv_heads, kv_heads=kv_heads)
+    _, key_cache, value_cache, k_scale, v_scale = inputs.paged_cache(
+        torch, layer, cache, BLOCKS, "cuda"
+    )
     one = torch.empty(1)
     if cache == "auto":
         writes.triton_reshape_and_cache_flash(
             key, key, key_cache, value_cache, slots, "auto", one, one
         )
         return
-    strides = tuple(step // 4 for step in key_cache.stride()[:3])
-    scales = torch.empty_strided((BLOCKS, BLOCK, kv_heads), strides, dtype=torch.float32)
-    mode = modes.INT8_PER_TOKEN_HEAD if cache == "int8" else modes.INT4_PER_TOKEN_HEAD
     writes.triton_reshape_and_cache_flash_per_token_head_quant(
-        key, key, key_cache, value_cache, scales, scales, slots, kv_quant_mode=mode
-    )
+        key, key, key_cache, value_cache, k_scale, v_scale, slots,
+        kv_quant_mode=inputs.mode_of(modes, cache),
+    )  # fmt: skip
 
 
 def _encoders() -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -60,22 +61,36 @@ def cdiv(one: int, two: int) -> int:
     return -(-one // two)
 
 
-def install(hollow: Callable[[str], types.ModuleType], names: Sequence[str]) -> types.ModuleType:
-    """Put the stand-in into ``sys.modules`` as ``triton``.
+def plain(value: Any) -> Any:
+    """A constant of a launch in JSON's types."""
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, int):
+        return int(value)  # an enumeration's member
+    # A mock's number differs from run to run.
+    return re.sub(r" id='\d+'", "", str(value))
+
+
+def make(
+    hollow: Callable[[str], types.ModuleType], names: Sequence[str], *, register: bool
+) -> types.ModuleType:
+    """A stand-in for ``triton``.
 
     Args:
         hollow: Makes a module with every attribute, for ``triton.language`` and the rest.
         names: Submodules to make.
+        register: Put them into ``sys.modules``, for modules that import Triton themselves.
     """
     triton = hollow("triton")
     triton.__dict__.update(
         jit=jit, autotune=_wrap, heuristics=_wrap, Config=Config, cdiv=cdiv,
         next_power_of_2=next_power_of_2, __path__=[], __version__="0",
     )  # fmt: skip
-    sys.modules["triton"] = triton
+    made = {"triton": triton}
     for name in names:
-        module = hollow(name)
-        sys.modules[name] = module
+        made[name] = hollow(name)
         parent, _, last = name.rpartition(".")
-        setattr(sys.modules[parent], last, module)
+        setattr(made[parent], last, made[name])
+    if register:
+        sys.modules.update(made)
     return triton

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from sm75.smem import faketriton, standins
 from sm75.smem.cases import Case, all_cases
 from sm75.smem.faketorch import Tensor
+from sm75.smem.faketriton import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,7 @@ class Launch:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return repr(value)
-    if isinstance(value, int | float | str | None):
-        return value
-    # A mock's number differs from run to run.
-    return re.sub(r" id='\d+'", "", str(value))
+    return repr(value) if isinstance(value, Tensor) else plain(value)
 
 
 def modules(cases: Iterable[Case]) -> list[str]:

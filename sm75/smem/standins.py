@@ -85,8 +85,9 @@ class Platform:
 
     device_type = "cuda"
 
-    def __init__(self, capability: tuple[int, int]) -> None:
+    def __init__(self, capability: tuple[int, int], fp8: Any) -> None:
         self.capability = Capability(capability)
+        self.fp8 = fp8
 
     def is_cuda(self) -> bool:
         return True
@@ -108,8 +109,8 @@ class Platform:
     def is_device_capability_family(self, wanted: int, device_id: int = 0) -> bool:
         return self.capability[0] == wanted // 10
 
-    def fp8_dtype(self) -> faketorch.dtype:
-        return faketorch.float8_e4m3fn
+    def fp8_dtype(self) -> Any:
+        return self.fp8
 
     def get_device_name(self, device_id: int = 0) -> str:
         return f"stand-in of capability {self.capability.as_version_str()}"
@@ -155,14 +156,15 @@ class Logger(logging.Logger):
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the real modules in the tree and makes stand-ins for their surroundings."""
 
-    def __init__(self, tree: Path, real: Sequence[str]) -> None:
+    def __init__(self, tree: Path, real: Sequence[str], hollow: Sequence[str]) -> None:
         self.tree = tree
         self.real = tuple(real)
+        self.hollow = tuple(hollow)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in _HOLLOW:
+        if name.partition(".")[0] not in self.hollow:
             return None
         if name in self.real:
             file = self.tree / name.replace(".", "/")
@@ -181,7 +183,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(
-    tree: Path, real: Sequence[str], capability: tuple[int, int], *, compiler: bool
+    tree: Path,
+    real: Sequence[str],
+    capability: tuple[int, int],
+    *,
+    compiler: bool,
+    torch: types.ModuleType | None = None,
 ) -> Platform:
     """Make ``real`` importable from ``tree``, everything around it hollow.
 
@@ -190,62 +197,57 @@ def install(
         real: Module names to take from it.
         capability: Of the device that is pretended.
         compiler: Whether Triton is the real one; else launches can only be recorded.
+        torch: The real torch, where tensors are to be real; default: ``faketorch``.
     """
     if compiler:
         triton: Any = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
         tldevice = importlib.import_module("triton.language.extra.libdevice")
     else:
-        triton = faketriton.install(StandIn, _TRITON)
+        triton = faketriton.make(StandIn, _TRITON, register=torch is None)
         tl, tldevice = triton.language, StandIn("libdevice")
-    platform = Platform(capability)
-    faketorch.install(capability, lambda name: _missing("torch", name))
-    sys.meta_path.insert(0, Finder(tree, [*real, *ALWAYS_REAL]))
+    hollow: tuple[str, ...] = _HOLLOW
+    if torch is None:
+        torch = faketorch.install(capability, lambda name: _missing("torch", name))
+        nn = StandIn("torch.nn")
+        nn.__dict__["__path__"] = []
+        torch.nn = sys.modules["torch.nn"] = nn  # type: ignore[attr-defined]
+        inductor = StandIn("torch._inductor.runtime.triton_helpers")
+        inductor.__dict__["libdevice"] = tldevice
+        sys.modules[inductor.__name__] = inductor
+    else:
+        # What is installed is torch's own surroundings, and stays.
+        hollow = tuple(name for name in _HOLLOW if name == "vllm" or not _installed(name))
+    fp8: Any = torch.float8_e4m3fn
+    platform = Platform(capability, fp8)
+    sys.meta_path.insert(0, Finder(tree, [*real, *ALWAYS_REAL], hollow))
     utils = StandIn("vllm.triton_utils")
     utils.__dict__.update(
         triton=triton, tl=tl, tldevice=tldevice, HAS_TRITON=True,
         LOG2E=1.4426950408889634, LOGE2=0.6931471805599453, __path__=[],
     )  # fmt: skip
-    nn = StandIn("torch.nn")
-    nn.__dict__["__path__"] = []
-    sys.modules["torch"].nn = sys.modules["torch.nn"] = nn  # type: ignore[attr-defined]
     quantisation = StandIn("vllm.model_executor.layers.quantization.utils.quant_utils")
-    largest = faketorch.finfo(platform.fp8_dtype())
-    quantisation.__dict__["get_fp8_min_max"] = lambda *_: (largest.min, largest.max)
-    platforms = StandIn("vllm.platforms")
-    platforms.__dict__.update(current_platform=platform, __path__=[])
-    logger = StandIn("vllm.logger")
-    logger.__dict__["init_logger"] = Logger
-    nn = StandIn("torch.nn")
-    nn.__dict__["__path__"] = []
-    sys.modules["torch"].nn = sys.modules["torch.nn"] = nn  # type: ignore[attr-defined]
-    quantisation = StandIn("vllm.model_executor.layers.quantization.utils.quant_utils")
-    largest = faketorch.finfo(platform.fp8_dtype())
-    quantisation.__dict__["get_fp8_min_max"] = lambda *_: (largest.min, largest.max)
-    platforms = StandIn("vllm.platforms")
-    platforms.__dict__.update(current_platform=platform, __path__=[])
-    logger = StandIn("vllm.logger")
-    logger.__dict__["init_logger"] = Logger
-    math = StandIn("vllm.utils.math_utils")
-    math.__dict__.update(
-        cdiv=lambda a, b: -(-a // b),
-        next_power_of_2=triton.next_power_of_2,
-        round_up=lambda a, b: -(-a // b) * b,
-        largest_power_of_2_divisor=lambda n: n & -n,
+    largest = torch.finfo(fp8)
+    quantisation.__dict__.update(
+        get_fp8_min_max=lambda *_: (largest.min, largest.max), FP8_DTYPE=fp8
     )
+    platforms = StandIn("vllm.platforms")
+    platforms.__dict__.update(current_platform=platform, __path__=[])
+    logger = StandIn("vllm.logger")
+    logger.__dict__["init_logger"] = Logger
     devices = StandIn("vllm.utils.platform_utils")
     devices.__dict__["num_compute_units"] = platform.num_compute_units
     caches = StandIn("vllm.config.cache")
     caches.__dict__["get_kv_cache_dtype_handler"] = lambda _: None  # no plug-in has added one
     operators = StandIn("vllm._custom_ops")
     operators.__dict__["hadacore_transform"] = lambda tensor, inplace=False: tensor
-    inductor = StandIn("torch._inductor.runtime.triton_helpers")
-    inductor.__dict__["libdevice"] = tldevice
-    for module in (
-        utils, platforms, logger, quantisation, devices, operators, inductor, caches,
-    ):  # fmt: skip
+    for module in (utils, platforms, logger, quantisation, devices, operators, caches):
         sys.modules[module.__name__] = module
     return platform
+
+
+def _installed(name: str) -> bool:
+    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def _missing(owner: str, name: str) -> Any:

@@ -4,12 +4,18 @@
 
 Triton's own launcher specialises each launch (types, alignment, constants), so what is compiled
 is what the device would be given. Needs Triton, and nothing else.
+
+The request: ``tree``, ``capability``, ``groups`` and ``prefix`` of cases, ``known`` (keys not to
+compile), ``jobs``, ``compile``. Optional: ``cases`` (a module with ``all_cases``) and its
+``arguments``; ``ptx``, to be given the PTX and what a launch of it takes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -22,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from sm75.smem import standins
-from sm75.smem.cases import all_cases
+from sm75.smem.faketriton import plain
 from sm75.smem.record import modules
 
 # What ptxas -v says of a kernel.
@@ -117,9 +123,10 @@ def _hook(found: list[tuple[str, str]]) -> None:
 def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     groups = set(request["groups"])
     prefix = request["prefix"]
+    source = importlib.import_module(request.get("cases", "sm75.smem.cases"))
     cases = [
         case
-        for case in all_cases()
+        for case in source.all_cases(*request.get("arguments", ()))
         if (not groups or case.group in groups) and case.name.startswith(prefix)
     ]
     major, minor = request["capability"]
@@ -143,7 +150,31 @@ def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _compile(key: str) -> dict[str, Any]:
+def _launching(variant: dict[str, Any], metadata: Any, ptx: str) -> dict[str, Any]:
+    """What it takes to launch a variant without Triton: its PTX, and which argument is what."""
+    names = list(variant["signature"])
+    entry = ptx.partition(".entry")[2]
+    # Triton's own two behind the kernel's: global and profiling scratch.
+    wanted = sum(kind != "constexpr" for kind in variant["signature"].values()) + 2
+    if entry.partition(")")[0].count(".param ") != wanted:
+        raise TypeError(f"the entry does not take {wanted} parameters")
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise TypeError("it takes scratch memory, which the launcher does not give")
+    return {
+        "ptx": ptx,
+        "entry": metadata.name,
+        "warps": metadata.num_warps,
+        "types": variant["signature"],
+        "constants": {names[path[0]]: plain(value) for path, value in variant["constants"].items()},
+        "aligned": [
+            names[path[0]]
+            for path, value in variant["attributes"].items()
+            if ["tt.divisibility", 16] in [list(pair) for pair in value]
+        ],
+    }
+
+
+def _compile(key: str, ptx_too: bool) -> dict[str, Any]:
     """Compile one variant and measure it. Runs in a forked process."""
     from triton import knobs
     from triton.compiler import ASTSource
@@ -167,6 +198,8 @@ def _compile(key: str) -> dict[str, Any]:
             knobs.cache.dir = cache
             built = build(source, target=variant["target"], options=vars(variant["options"]))
             ptx = built.asm["ptx"]
+        if ptx_too:
+            result |= _launching(variant, built.metadata, ptx)
     except Exception as error:
         result["failed"] = f"{type(error).__name__}: {str(error).strip()[:400]}"
         return result
@@ -192,9 +225,10 @@ def main() -> None:
     _emit({"event": "plan", "variants": len(_variants), "todo": len(todo)})
     if not request["compile"]:
         return
+    compiler = functools.partial(_compile, ptx_too=request.get("ptx", False))
     context = multiprocessing.get_context("fork")
     with context.Pool(min(request["jobs"], len(todo) or 1), maxtasksperchild=20) as pool:
-        for result in pool.imap_unordered(_compile, todo):
+        for result in pool.imap_unordered(compiler, todo):
             _emit(result)
 
 
