@@ -122,8 +122,13 @@ def _install(home: Path, path: Path) -> None:
 
 def _check(home: Path, path: Path) -> None:
     """See that what pip has installed is there: its own configuration may send it elsewhere."""
-    wanted = re.findall(r"(?m)^([A-Za-z0-9._-]+)==", path.read_text())
-    program = "import importlib.metadata as m, sys\nfor name in sys.argv[1:]: m.version(name)"
+    wanted = re.findall(r"(?m)^([A-Za-z0-9][^\\\n]*)", path.read_text())
+    program = (
+        "import importlib.metadata as m, sys\n"
+        "from pip._vendor.packaging.requirements import Requirement\n"
+        "for line in map(Requirement, sys.argv[1:]):\n"
+        "    if line.marker is None or line.marker.evaluate(): m.version(line.name)"
+    )
     done = subprocess.run(
         [str(home / "bin" / "python"), "-I", "-c", program, *wanted],
         check=False, capture_output=True, text=True,

@@ -180,6 +180,23 @@ def test_configuration_of_pip_that_sends_it_elsewhere(made: Checkout, tmp_path: 
     assert made.start()[:2] == (0, f"{made.home}|1\n")
 
 
+def test_tool_of_another_system(made: Checkout) -> None:
+    """The list is for every system; what a marker leaves out is not missed."""
+    path = made.root / "lock" / "tools.txt"
+    before = path.read_bytes()
+    path.write_bytes(
+        before
+        + b'colorama==0.4.6 ; sys_platform == "win32" \\\n    --hash=sha256:'
+        + b"0" * 64
+        + b"\n"
+    )
+    try:
+        assert made.start()[:2] == (0, f"{made.home}|1\n")
+    finally:
+        path.write_bytes(before)
+    assert made.start()[:2] == (0, f"{made.home}|1\n")
+
+
 def test_modules_on_the_users_path_shadow_nothing(made: Checkout, tmp_path: Path) -> None:
     (tmp_path / "demo.py").write_text("x = 'theirs'\n")
     assert made.start(env={"PYTHONPATH": str(tmp_path)})[:2] == (0, f"{made.home}|1\n")
