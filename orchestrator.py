@@ -26,7 +26,6 @@ if __name__ == "__main__":
     _dev = sys.argv[1:2] in (["test"], ["lint"]) or sys.argv[1:3] == ["channel", "lock"]
     venv.ensure(ROOT, dev=_dev)
 
-import contextlib  # noqa: E402
 import json  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
@@ -95,10 +94,12 @@ def _store(path: Path | None) -> Store:
     return Store(path.expanduser().absolute() if path else default_root())
 
 
-def _provider(name: str, lock: ReleaseLock, reporter: Reporter) -> Provider:
+def _provider(
+    name: str, lock: ReleaseLock, reporter: Reporter, *, install: bool = True
+) -> Provider:
     from sm75.toolchain.choice import choose
 
-    return choose(name, ROOT, lock, reporter)
+    return choose(name, ROOT, lock, reporter, install=install)
 
 
 def _print_json(data: object) -> None:
@@ -184,7 +185,8 @@ def build(
         recompile=recompile,
     )  # fmt: skip
     with make_reporter(sys.stderr if as_json else None) as reporter:
-        provider = _provider(toolchain, lock, reporter)
+        # Installing a compiler takes the network, and is no dry run.
+        provider = _provider(toolchain, lock, reporter, install=not (dry_run or offline))
         planned = step.look(lock, provider, settings)
     if dry_run:
         if as_json:
@@ -685,7 +687,11 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     for output in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError):
+        try:
             output.flush()
+        except BrokenPipeError:
+            pass
+        except OSError:  # it is a file on a full disk
+            code = code or 9
     # See sm75/rattler_rt.py: the interpreter's own exit can crash once rattler has run.
     os._exit(code)

@@ -121,7 +121,9 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         UsageError: The project's path, or that of temporary files, does not suit the compilers.
         DiskError: The channel cannot be written.
     """
-    preflight.check_places(settings.work, settings.channel, os.environ.get("TMPDIR"))
+    preflight.check_places(
+        settings.work, settings.store.root, settings.channel, os.environ.get("TMPDIR")
+    )
     platform = this_platform()
     if settings.rust == "source":
         raise ToolchainError(
@@ -142,7 +144,7 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
     rel = f"{settings.target_platform}/{NAME}-{lock.vllm}-{made_of.build_string}.conda"
     needed = settings.recompile or not channelcheck.holds(settings.channel, rel)
     if needed:
-        preflight.check_channel(settings.channel)
+        preflight.check_channel(settings.channel, rel)
     return Planned(inputs=made_of, package=settings.channel / rel, needed=needed, platform=platform)
 
 
@@ -220,8 +222,9 @@ def _build(
 ) -> tuple[str, ...]:
     if settings.recompile:
         shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
-    # Packages that were unpacked for another build are never used again: nobody checks them.
-    shutil.rmtree(settings.work / "rattler-cache", ignore_errors=True)
+    # What was unpacked for another build is never used again: nobody checks it.
+    for name in ("rattler-cache", "out"):
+        shutil.rmtree(settings.work / name, ignore_errors=True)
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
     run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
@@ -284,7 +287,7 @@ def _only_one(settings: Settings, reporter: Reporter) -> Iterator[None]:
 
 
 def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
-    """Put the sdist where the recipe reads it: a link to the store's checked file.
+    """Put the sdist where the recipe reads it, copied from the store's checked file.
 
     Args:
         lock: The release.
@@ -299,10 +302,8 @@ def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
     with disk_errors(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
-        try:
-            os.link(source, place)
-        except OSError:
-            shutil.copyfile(source, place)
+        # A copy: whatever the recipe's builder does to it must not reach the store.
+        shutil.copyfile(source, place)
 
 
 @dataclass(kw_only=True)
@@ -394,7 +395,8 @@ def _run_recipe(
 @contextlib.contextmanager
 def _worker(job: Job, environment: dict[str, str], reporter: Reporter) -> Iterator[IO[str]]:
     """Start the worker without network where the kernel allows that; end it with this block."""
-    command = [sys.executable, "-m", "sm75.worker"]
+    # -P: the directory that the user happens to be in has no say.
+    command = [sys.executable, "-P", "-m", "sm75.worker"]
     isolate = isolation()
     if not isolate:
         reporter.line("build: this kernel gives no network namespace; only channels are local")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sm75.channelcheck import SUMS, read_sums, relative
+from sm75.channelcheck import LOCK, REPODATA, SUMS, check_sums, read_sums, relative
 from sm75.condapkg import read_info
 from sm75.errors import ChannelError, DiskError, UsageError
 
@@ -14,11 +14,12 @@ from sm75.errors import ChannelError, DiskError, UsageError
 _PLAIN = frozenset("._+@,~-/")
 
 
-def check_places(work: Path, channel: Path, temporary: str | None) -> None:
+def check_places(work: Path, store: Path, channel: Path, temporary: str | None) -> None:
     """Refuse places in which a build would fail late.
 
     Args:
         work: Where the compilers run.
+        store: Where the compiler cache is.
         channel: Where the package goes.
         temporary: ``TMPDIR``, where it is set.
 
@@ -27,7 +28,15 @@ def check_places(work: Path, channel: Path, temporary: str | None) -> None:
         ChannelError: conda could not read a channel there.
         DiskError: The channel cannot be written.
     """
-    named = {"project": work, **({"TMPDIR": Path(temporary)} if temporary else {})}
+    named = {"project": work, "store": store}
+    if temporary:
+        named["TMPDIR"] = Path(temporary)
+        if not Path(temporary).is_absolute() or not os.access(temporary, os.W_OK | os.X_OK):
+            raise UsageError(
+                f"TMPDIR is no directory to write to: {temporary}",
+                why="the compilers put their intermediate files there",
+                fix="make it, name another by its absolute path, or unset TMPDIR",
+            )
     for name, path in named.items():
         odd = sorted({c for c in str(path.absolute()) if not c.isalnum() and c not in _PLAIN})
         if odd:
@@ -63,16 +72,43 @@ def check_location(channel: Path) -> None:
         )
 
 
-def check_channel(channel: Path) -> None:
-    """Refuse a channel whose other packages would keep it from being indexed.
+def check_channel(channel: Path, new: str) -> None:
+    """Refuse a channel into which no package could be published.
 
     A whole package that no index names yet is not refused: a publisher was killed, and the next
     one completes its work.
 
+    Args:
+        channel: Channel root.
+        new: ``subdir/file`` that is to be published.
+
     Raises:
-        ChannelError: A file that is no package, or a link, has a package's name.
+        ChannelError: A file that is no package, or a link, has a package's name; another package
+            is not as it was published; a link or directory is where a file of the channel's goes.
     """
+    if not channel.exists():
+        return
+    subdirs = [channel / "noarch", channel / new.partition("/")[0]]
+    for path in (channel / SUMS, channel / LOCK, *(place / REPODATA for place in subdirs)):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise _stray(path, "it is a link or no regular file")
+    for path in subdirs:
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise _stray(path, "it is a link or no directory")
     listed = read_sums(channel)
+    faults = [
+        fault
+        for fault in check_sums(channel, listed)
+        if fault.kind != "extra"
+        and fault.path != new
+        and not fault.path.startswith(f"{Path(new).name}.")
+    ]
+    if faults:
+        raise ChannelError(
+            f"the channel {channel} is damaged; nothing could be published into it",
+            why="; ".join(map(str, faults[:5])),
+            fix=f"see python3 orchestrator.py channel verify --channel {channel}",
+        )
     for path in sorted(channel.glob("*/*.conda")):
         if path.is_symlink() or not path.is_file():
             raise _stray(path, "it is a link or no regular file")

@@ -21,7 +21,7 @@ from pathlib import Path
 import platformdirs
 
 from sm75.atomic import fsync_dir, write_bytes
-from sm75.errors import DiskError, FetchError
+from sm75.errors import DiskError, FetchError, UsageError
 from sm75.lockfile import Artifact
 
 _MEMO = ".checked"
@@ -33,7 +33,14 @@ def default_root() -> Path:
     configured = os.environ.get("SM75_STORE")
     if configured:
         return Path(configured).expanduser().absolute()
-    return platformdirs.user_cache_path("vllm-sm75", appauthor=False) / "store"
+    try:
+        return platformdirs.user_cache_path("vllm-sm75", appauthor=False) / "store"
+    except RuntimeError as error:
+        raise UsageError(
+            "there is no cache directory to keep the store in",
+            why=str(error),
+            fix="name one with --store or SM75_STORE",
+        ) from error
 
 
 class AlteredError(FetchError):

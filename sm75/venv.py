@@ -88,7 +88,7 @@ def _create(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     base = getattr(sys, "_base_executable", sys.executable)
     made = subprocess.run(
-        [base, "-m", "venv", str(home)], check=False, capture_output=True, text=True
+        [base, "-I", "-m", "venv", str(home)], check=False, capture_output=True, text=True
     )
     if made.returncode:
         shutil.rmtree(home, ignore_errors=True)
@@ -104,7 +104,7 @@ def _create(home: Path) -> None:
 def _install(home: Path, path: Path) -> None:
     print(f"installing {path.name}", file=sys.stderr)
     done = subprocess.run(
-        [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes",
+        [str(home / "bin" / "python"), "-I", "-m", "pip", "install", "--quiet", "--require-hashes",
          "--only-binary", ":all:", "--no-deps", "--disable-pip-version-check", "-r", str(path)],
         check=False,
         stdout=sys.stderr,

@@ -121,6 +121,8 @@ def _end_with_parent() -> int:
     Returns:
         Its process id; it must be ended before this process ends by itself.
     """
+    # Started by hand, it shares the session of a shell.
+    leads = os.getsid(0) == os.getpid()
     watcher = os.fork()
     if watcher:
         return watcher
@@ -128,7 +130,10 @@ def _end_with_parent() -> int:
         os.close(output)
     while os.read(0, 4096):
         pass
-    session.end(os.getsid(0))
+    if leads:
+        session.end(os.getsid(0))
+    else:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
 
 

@@ -104,39 +104,66 @@ def target_platform() -> str:
 
 
 def settle(native: Path) -> None:
-    """Drop CMake's state when the directory or the compiler has moved: it holds absolute paths.
+    """Drop CMake's state when it was made elsewhere, with another compiler or by another script.
 
-    What was compiled comes back from the compiler cache, which knows neither.
+    It holds absolute paths. What was compiled comes back from the compiler cache, which has none.
     """
     record = native / "place"
-    place = "\n".join((str(native), os.environ["CC"], os.environ["CXX"])) + "\n"
+    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    place = "\n".join((str(native), os.environ["CC"], os.environ["CXX"], script)) + "\n"
     if record.exists() and record.read_text() == place:
         return
+    drop_state(native)
+    native.mkdir(parents=True, exist_ok=True)
+    record.write_text(place)
+
+
+def drop_state(native: Path) -> None:
+    """Remove all but the compiler cache and the record of the place."""
     for path in native.glob("*"):
-        if path.name == "ccache":
+        if path.name in ("ccache", "place"):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    native.mkdir(parents=True, exist_ok=True)
-    record.write_text(place)
 
 
 def prepare_sources(tree: Path, native: Path) -> None:
-    """Give the native build a copy of its inputs that outlives the work directory."""
+    """Give the native build a copy of its inputs that outlives the work directory.
+
+    CMake generates sources inside it, so that only what came from the tree is compared.
+    """
     copy, done = native / "src", native / "src.complete"
-    if complete(done, [copy]):
+    names = native_inputs(tree)
+    wanted = files_digest(tree, names)
+    if done.exists() and done.read_text() == wanted == files_digest(copy, names):
         return
-    shutil.rmtree(copy, ignore_errors=True)
-    copy.mkdir(parents=True)
-    for name in NATIVE_INPUTS:
-        source = tree / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, symlinks=True)
-        else:
-            shutil.copy2(source, copy / name)
-    done.write_text(tree_digest([copy]))
+    # What was configured and generated belongs to other sources.
+    drop_state(native)
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(tree / name, copy / name, follow_symlinks=False)
+    done.write_text(wanted)
+
+
+def native_inputs(tree: Path) -> list[str]:
+    """Every file that CMake is given, by its path in the tree."""
+    found = [path for name in NATIVE_INPUTS for path in
+             (files([tree / name]) if (tree / name).is_dir() else [tree / name])]  # fmt: skip
+    return [path.relative_to(tree).as_posix() for path in found]
+
+
+def files_digest(root: Path, names: list[str]) -> str:
+    """sha256 (hex) over some files; a missing one gives another digest."""
+    digest = hashlib.sha256()
+    for name in names:
+        path = root / name
+        digest.update(f"{name}\0".encode())
+        if path.is_file():
+            with path.open("rb") as handle:
+                digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()
 
 
 def complete(record: Path, directories: list[Path]) -> bool:
@@ -246,6 +273,13 @@ class Toolkit:
             with path.open("rb") as handle:
                 digest.update(hashlib.file_digest(handle, "sha256").digest())
         digest.update(output([self.cxx, "-dumpspecs"]).encode())
+        driver = Path(shutil.which(self.cxx) or self.cxx)
+        if driver.read_bytes()[:4] != b"\x7fELF":  # a wrapper: what it adds shows in the commands
+            said = subprocess.run(
+                [self.cxx, "-###", "-x", "c++", "-c", os.devnull, "-o", os.devnull],
+                check=False, capture_output=True, text=True, errors="replace",
+            ).stderr  # fmt: skip
+            digest.update(re.sub(r"/cc\w+\.s\b", "", said).encode())
         return digest.hexdigest()
 
     def _stub(self, path: Path, soname: str) -> None:

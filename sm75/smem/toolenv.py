@@ -59,9 +59,9 @@ def ensure(root: Path) -> Path:
         with FileLock(str(home) + ".lock"):
             if not marker.exists():
                 shutil.rmtree(home, ignore_errors=True)
-                _run([sys.executable, "-m", "venv", str(home)], "make an environment")
+                _run([sys.executable, "-I", "-m", "venv", str(home)], "make an environment")
                 _run(
-                    [str(python), "-m", "pip", "install", "--quiet", "--require-hashes",
+                    [str(python), "-I", "-m", "pip", "install", "--quiet", "--require-hashes",
                      "--only-binary", ":all:", "--no-deps", "--disable-pip-version-check",
                      "-r", str(root / LIST)],
                     f"install {LIST}",

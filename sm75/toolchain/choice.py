@@ -66,7 +66,9 @@ class CondaForgeTools:
         return [headers, *self.tools.channels(lock, store, build_platform, target_platform)]
 
 
-def choose(name: str, root: Path, lock: ReleaseLock, reporter: Reporter) -> Provider:
+def choose(
+    name: str, root: Path, lock: ReleaseLock, reporter: Reporter, *, install: bool = True
+) -> Provider:
     """Give the provider that was asked for; ``auto`` says which one it takes, and why.
 
     Args:
@@ -74,6 +76,7 @@ def choose(name: str, root: Path, lock: ReleaseLock, reporter: Reporter) -> Prov
         root: The project's directory.
         lock: The release lock.
         reporter: Gets the line that says so.
+        install: Whether a missing compiler may be installed.
 
     Raises:
         ToolchainError: conda-forge was asked for, and the release has no lock of its tools.
@@ -93,4 +96,4 @@ def choose(name: str, root: Path, lock: ReleaseLock, reporter: Reporter) -> Prov
         return CondaForgeTools(tools, directory, reporter)
     if name == "auto":
         reporter.line(f"toolchain: bootstrap, for there is no {locked.relative_to(root)}")
-    return Bootstrap(directory, reporter)
+    return Bootstrap(directory, reporter, install=install)

@@ -29,6 +29,8 @@ GCC_BELOW = Version("16")
 TRIPLETS = {"linux-64": "x86_64-linux-gnu", "linux-aarch64": "aarch64-linux-gnu"}
 _MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 
+# Seconds after which a compiler that is asked for its version has hung.
+_PROBE_LIMIT = 120.0
 # The programs that g++ runs, and the libraries that decide which symbols the result needs.
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld")
 _LIBRARIES = ("libc.so.6", "libstdc++.so", "libgcc.a", "libgcc_s.so")
@@ -140,7 +142,7 @@ def _version(cxx: Path) -> Version | None:
     """GCC's version; ``None`` when the program does not run or says something else."""
     try:
         return Version(_output([str(cxx), "-dumpfullversion", "-dumpversion"]).strip())
-    except (OSError, subprocess.CalledProcessError, InvalidVersion):
+    except (ToolchainError, InvalidVersion):
         return None
 
 
@@ -265,7 +267,15 @@ def base_python() -> Path:
 
 
 def _output(command: list[str], *, text: str = "", errors: bool = False) -> str:
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, input=text, env=build_environment()
-    )
+    try:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, input=text, errors="replace",
+            env=build_environment(), timeout=_PROBE_LIMIT,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as err:
+        raise ToolchainError(
+            f"{command[0]} does not work",
+            why=f"{' '.join(command[1:3])}: {err}",
+            fix="repair it, or take it out of PATH",
+        ) from err
     return done.stderr if errors else done.stdout

@@ -139,6 +139,63 @@ def test_moved_compiler(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(native) == ["ccache", "place"]
 
 
+def test_another_build_script(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was edited for a while must leave nothing behind."""
+    copy = native.parent / "build.py"
+    copy.write_bytes(Path(str(script.__file__)).read_bytes() + b"\n")
+    monkeypatch.setattr(script, "__file__", str(copy))
+    script.settle(native)
+    assert kept(native) == ["ccache", "place"]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[Path, Path]:
+    """A tree, and the native directory after CMake has generated a source and been run."""
+    tree, native = tmp_path / "tree", tmp_path / "native"
+    for name in ("CMakeLists.txt", "cmake/utils.cmake", "csrc/moe/a.cu", "LICENSE", "setup.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    script.prepare_sources(tree, native)
+    (native / "src" / "csrc" / "moe" / "kernel_selector.h").write_text("generated")
+    (native / "build").mkdir()
+    (native / "build" / "build.ninja").write_text("")
+    (native / "ccache").mkdir()
+    (native / "place").write_text("here")
+    return tree, native
+
+
+def test_generated_sources_stay(prepared: tuple[Path, Path]) -> None:
+    """A killed build resumes, and a build of another Python file compiles nothing."""
+    tree, native = prepared
+    (tree / "setup.py").write_text("changed; no input of CMake")
+    before = {p: p.stat().st_mtime_ns for p in native.rglob("*")}
+    script.prepare_sources(tree, native)
+    assert {p: p.stat().st_mtime_ns for p in native.rglob("*")} == before
+    assert not (native / "src" / "setup.py").exists()
+
+
+@pytest.mark.parametrize("where", ["tree", "copy", "new", "gone", "record"])
+def test_other_sources_are_configured_anew(prepared: tuple[Path, Path], where: str) -> None:
+    """What was generated and configured belongs to the sources it was made of."""
+    tree, native = prepared
+    if where == "tree":
+        (tree / "csrc" / "moe" / "a.cu").write_text("changed")
+    elif where == "copy":
+        (native / "src" / "csrc" / "moe" / "a.cu").write_text("changed")
+    elif where == "new":
+        (tree / "csrc" / "b.cu").write_text("new")
+    elif where == "gone":
+        (native / "src" / "cmake" / "utils.cmake").unlink()
+    else:
+        (native / "src.complete").unlink()
+    script.prepare_sources(tree, native)
+    assert kept(native) == ["ccache", "place", "src", "src.complete"]
+    names = script.native_inputs(tree)
+    copied = [p.relative_to(native / "src").as_posix() for p in script.files([native / "src"])]
+    assert copied == sorted(names)
+    assert script.files_digest(tree, names) == script.files_digest(native / "src", names)
+
+
 def test_what_was_laid_out_is_checked_before_it_is_used_again(tmp_path: Path) -> None:
     tree, record = tmp_path / "tree", tmp_path / "record"
     (tree / "bin").mkdir(parents=True)
@@ -339,8 +396,8 @@ def test_rust_frontend(
         script.install_rust(site)
 
 
-def test_sources_are_copied_once(tmp_path: Path) -> None:
-    """A copy that was interrupted is made anew; a whole one is left alone, dates and all."""
+def test_half_a_copy_is_made_anew(tmp_path: Path) -> None:
+    """Of a run that was killed while it copied."""
     tree, native = tmp_path / "tree", tmp_path / "native"
     for path in ("CMakeLists.txt", "cmake/x.cmake", "csrc/a.cu", "LICENSE", "vllm/__init__.py"):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -352,9 +409,6 @@ def test_sources_are_copied_once(tmp_path: Path) -> None:
         p.relative_to(native / "src").as_posix() for p in native.rglob("src/**/*") if p.is_file()
     }
     assert found == {"CMakeLists.txt", "cmake/x.cmake", "csrc/a.cu", "LICENSE"}
-    (tree / "csrc" / "a.cu").write_text("changed")
-    script.prepare_sources(tree, native)
-    assert (native / "src" / "csrc" / "a.cu").read_text() == "csrc/a.cu"
 
 
 def test_a_failed_command_names_itself(capfd: pytest.CaptureFixture[str]) -> None:
