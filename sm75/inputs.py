@@ -59,6 +59,7 @@ def collect(
     build_platform: str,
     target_platform: str,
     rust: str,
+    ptx: bool = False,
 ) -> Inputs:
     """Hash the inputs of a build.
 
@@ -70,6 +71,7 @@ def collect(
         build_platform: Where the build runs.
         target_platform: What it builds for.
         rust: ``--rust``.
+        ptx: ``--ptx``.
 
     Raises:
         LockError: The lock pins other patches than there are, or names an unknown target.
@@ -80,9 +82,7 @@ def collect(
     artifacts = {
         a.id: a.stored_sha256
         for a in lock.artifacts
-        if a.role not in _NOT_INPUT
-        and {"any", build_platform} & set(a.platforms)
-        and (a.role != "prebuilt" or rust == "prebuilt")
+        if a.role not in _NOT_INPUT and a.needed(build_platform, target_platform, rust)
     }
     recipe = _hashes(root / "recipes" / "vllm-sm75", ("recipe.yaml", "build.py"))
     patcher = _hashes(root / "sm75", PATCHER)
@@ -99,6 +99,7 @@ def collect(
         "patches": native_patches,
         "overlay": native_overlays,
         "target_platform": target_platform,
+        "ptx": ptx,
     }
     facts = {
         "format": FORMAT,
@@ -113,6 +114,7 @@ def collect(
         "patcher": patcher,
         "toolchain": toolchain,
         "target_platform": target_platform,
+        "ptx": ptx,
     }
     return Inputs(
         facts=facts,
