@@ -66,6 +66,11 @@ def _shared(*names: str) -> Callable[[_Command], _Command]:
         "channel": click.option(
             "--channel", type=_FILE, default=ROOT / "channel", help="The conda channel to fill."
         ),
+        "platform": click.option(
+            "--target", "platform", type=click.Choice(["linux-aarch64", "linux-64"]),
+            default="linux-aarch64", show_default=True,
+            help="What is built for; linux-64 is for proofs only (docs/proofs.md).",
+        ),
         "toolchain": click.option(
             "--toolchain", type=click.Choice(["auto", "bootstrap", "conda-forge"]), default="auto",
             help="Where compilers and tools come from.",
@@ -113,23 +118,33 @@ def cli() -> None:
 
 
 @cli.command()
-@_shared("release", "store", "rust", "dry", "json")
+@_shared("release", "store", "rust", "platform", "dry", "json")
 def fetch(
-    release: str | None, store: Path | None, rust: str | None, dry_run: bool, as_json: bool
-) -> None:
+    release: str | None, store: Path | None, rust: str | None, platform: str, dry_run: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Download what a build reads. The only step that uses the network."""
-    _fetch(_lock(release), _store(store), rust, dry_run=dry_run, as_json=as_json)
+    lock = _lock(release)
+    mode = rust or _rust_default(lock, platform)
+    _fetch(lock, _store(store), mode, platform, dry_run=dry_run, as_json=as_json)
+
+
+def _rust_default(lock: ReleaseLock, platform: str) -> str:
+    """The lock's default for the g5g; there is no Rust frontend for any other target."""
+    from sm75.lockfile import G5G
+
+    return lock.rust.default if platform == G5G else "none"
 
 
 def _fetch(
-    lock: ReleaseLock, store: Store, rust: str | None, *, dry_run: bool = False,
+    lock: ReleaseLock, store: Store, rust: str, platform: str, *, dry_run: bool = False,
     as_json: bool = False, quiet: bool = False,
 ) -> None:  # fmt: skip
     from sm75 import fetch as step
     from sm75.progress import amount, make_reporter
     from sm75.toolchain.host import build_platform
 
-    wanted = step.plan(lock, store, build_platform(), rust or lock.rust.default)
+    wanted = step.plan(lock, store, build_platform(), rust, platform)
     if as_json:
         _print_json(
             {
@@ -159,7 +174,12 @@ def _fetch(
 
 
 @cli.command()
-@_shared("release", "store", "rust", "channel", "toolchain", "dry", "json")
+@_shared("release", "store", "rust", "platform", "toolchain", "dry", "json")
+@click.option(
+    "--channel", type=_FILE,
+    help="The conda channel to fill; default: channel/, for linux-64: proofs/.",
+)  # fmt: skip
+@click.option("--ptx", is_flag=True, help="Add compute_75 PTX; for linux-64 and proofs only.")
 @click.option("--jobs", type=click.IntRange(min=0), default=0, help="0: from cores and memory.")
 @click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
 @click.option("--recompile", is_flag=True, help="Compile everything anew, whatever is there.")
@@ -168,21 +188,22 @@ def _fetch(
     "--verify/--no-verify", "check", default=True, help="Check the package that was built."
 )
 def build(
-    release: str | None, store: Path | None, rust: str | None, channel: Path, toolchain: str,
-    dry_run: bool, as_json: bool, jobs: int, offline: bool, recompile: bool, no_wait: bool,
-    check: bool,
+    release: str | None, store: Path | None, rust: str | None, platform: str, toolchain: str,
+    dry_run: bool, as_json: bool, channel: Path | None, ptx: bool, jobs: int, offline: bool,
+    recompile: bool, no_wait: bool, check: bool,
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
+    from sm75.lockfile import G5G
     from sm75.progress import make_reporter, span
 
     lock = _lock(release)
     place = _store(store)
-    mode = rust or lock.rust.default
+    mode = rust or _rust_default(lock, platform)
+    channel = channel or ROOT / ("channel" if platform == G5G else "proofs")
     settings = step.Settings(
-        root=ROOT, store=place, channel=channel.absolute(), rust=mode, jobs=jobs,
-        wait=0.0 if no_wait else step.Settings.wait,
-        recompile=recompile,
+        root=ROOT, store=place, channel=channel.absolute(), rust=mode, target_platform=platform,
+        ptx=ptx, jobs=jobs, wait=0.0 if no_wait else step.Settings.wait, recompile=recompile,
     )  # fmt: skip
     with make_reporter(sys.stderr if as_json else None) as reporter:
         # Installing a compiler takes the network, and is no dry run.
@@ -195,10 +216,10 @@ def build(
             click.echo(f"build: {planned.package.name} "
                        + ("would be built" if planned.needed else "is in the channel"))  # fmt: skip
         if planned.needed and not as_json:
-            _fetch(lock, place, mode, dry_run=True)
+            _fetch(lock, place, mode, platform, dry_run=True)
         return
     if planned.needed and not offline:
-        _fetch(lock, place, mode, quiet=as_json)
+        _fetch(lock, place, mode, platform, quiet=as_json)
     with make_reporter(sys.stderr if as_json else None) as reporter:
         outcome = step.build(
             lock,

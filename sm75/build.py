@@ -26,7 +26,7 @@ from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
 from sm75.errors import BuildError, BusyError, DiskError, PatchError, ToolchainError, UsageError
-from sm75.lockfile import ReleaseLock
+from sm75.lockfile import G5G, PROOFS, ReleaseLock
 from sm75.progress import Reporter, Task
 from sm75.series import load_series
 from sm75.store import Store
@@ -36,6 +36,8 @@ from sm75.toolchain.host import build_platform as this_platform
 from sm75.worker import Job
 
 NAME = "vllm-sm75"
+# The package for proofs: another name, so that nobody takes it for the g5g's.
+PROOF_NAME = "vllm-sm75-ptx"
 # Lines of the log that an error shows.
 _TAIL = 25
 
@@ -50,6 +52,7 @@ class Settings:
         channel: Where the package goes.
         rust: How the Rust frontend is had.
         target_platform: What is built for.
+        ptx: Whether PTX goes into the extensions beside the machine code, for proofs.
         jobs: Compile jobs; 0: from cores and memory.
         wait: Seconds to wait for another build in this directory.
         recompile: Build even what the channel has, and compile everything anew.
@@ -59,10 +62,16 @@ class Settings:
     store: Store
     channel: Path
     rust: str
-    target_platform: str = "linux-aarch64"
+    target_platform: str = G5G
+    ptx: bool = False
     jobs: int = 0
     wait: float = 24 * 3600.0
     recompile: bool = False
+
+    @property
+    def name(self) -> str:
+        """The package's name."""
+        return PROOF_NAME if self.ptx else NAME
 
     @property
     def work(self) -> Path:
@@ -118,12 +127,14 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         LockError: The lock disagrees with the patches.
         ToolchainError: A tool is missing or unsuitable.
         ChannelError: The channel has the package, but damaged, or something that is no package.
-        UsageError: The project's path, or that of temporary files, does not suit the compilers.
+        UsageError: The project's path, or that of temporary files, does not suit the compilers;
+            or the target does not go with the options or the channel.
         DiskError: The channel cannot be written.
     """
     preflight.check_places(
         settings.work, settings.store.root, settings.channel, os.environ.get("TMPDIR")
     )
+    check_target(settings)
     platform = this_platform()
     if settings.rust == "source":
         raise ToolchainError(
@@ -140,12 +151,47 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         build_platform=platform,
         target_platform=settings.target_platform,
         rust=settings.rust,
+        ptx=settings.ptx,
     )
-    rel = f"{settings.target_platform}/{NAME}-{lock.vllm}-{made_of.build_string}.conda"
+    rel = f"{settings.target_platform}/{settings.name}-{lock.vllm}-{made_of.build_string}.conda"
     needed = settings.recompile or not channelcheck.holds(settings.channel, rel)
     if needed:
         preflight.check_channel(settings.channel, rel)
     return Planned(inputs=made_of, package=settings.channel / rel, needed=needed, platform=platform)
+
+
+def check_target(settings: Settings) -> None:
+    """Keep the packages for proofs and those for the g5g apart.
+
+    Args:
+        settings: Of the build.
+
+    Raises:
+        UsageError: The target does not go with the options or the channel.
+    """
+    proofs = settings.target_platform == PROOFS
+    if proofs != settings.ptx:
+        raise UsageError(
+            f"{settings.target_platform} is built {'with' if proofs else 'without'} --ptx only",
+            why="the g5g's package holds machine code for sm_75 and nothing else; the package for "
+            f"{PROOFS} serves proofs on other GPUs, which run its PTX alone",
+            fix=f"python3 orchestrator.py build --target {PROOFS} --ptx" if proofs
+            else "leave --ptx out",
+        )  # fmt: skip
+    if proofs and settings.rust != "none":
+        raise UsageError(
+            f"there is no Rust frontend for {PROOFS}",
+            why="the lock pins the binary of the aarch64 wheel alone",
+            fix="leave --rust out, or say --rust none",
+        )
+    other = NAME if proofs else PROOF_NAME
+    found = next(settings.channel.glob(f"*/{other}-[0-9]*.conda"), None)
+    if found or (proofs and settings.channel.resolve() == (settings.root / "channel").resolve()):
+        raise UsageError(
+            f"{settings.name} does not go into {settings.channel}",
+            why=f"it has {found.name}" if found else "that is the channel for the g5g",
+            fix="name another --channel, or leave it out",
+        )
 
 
 def newest(channel: Path, version: str) -> Path:
@@ -196,7 +242,11 @@ def build(
     compiled: tuple[str, ...] = ()
     built = False
     if planned.needed:
-        fetch.require(fetch.plan(lock, settings.store, planned.platform, settings.rust))
+        fetch.require(
+            fetch.plan(
+                lock, settings.store, planned.platform, settings.rust, settings.target_platform
+            )
+        )
         with _only_one(settings, reporter):
             # The one that was waited for may have built the same, and the inputs may be others.
             planned = look(lock, provider, settings)
@@ -350,6 +400,7 @@ def _run_recipe(
         "SM75_NATIVE_DIR": str(native),
         "SM75_CCACHE_DIR": str(settings.store.root / "ccache"),
         "SM75_INPUT_HASH": made_of.input_hash[:12],
+        "SM75_PTX": "1" if settings.ptx else "",
         "SM75_JOBS": str(settings.jobs or ""),
         "SM75_RECOMPILE": "1" if settings.recompile else "",
     }

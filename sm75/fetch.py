@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from sm75.errors import DiskError, FetchError, Sm75Error
 from sm75.index import PackageIndex
-from sm75.lockfile import Artifact, ReleaseLock, artifacts_for
+from sm75.lockfile import G5G, Artifact, ReleaseLock, artifacts_for
 from sm75.progress import Reporter, Task, amount
 from sm75.remotezip import local_thin, remote_thin
 from sm75.store import AlteredError, Store, check, disk_errors
@@ -79,7 +79,9 @@ class FetchResult:
     requests: int
 
 
-def plan(lock: ReleaseLock, store: Store, build_platform: str, rust: str) -> FetchPlan:
+def plan(
+    lock: ReleaseLock, store: Store, build_platform: str, rust: str, target: str = G5G
+) -> FetchPlan:
     """Compare what a build needs with what the store has.
 
     Args:
@@ -87,11 +89,12 @@ def plan(lock: ReleaseLock, store: Store, build_platform: str, rust: str) -> Fet
         store: The store.
         build_platform: See ``lockfile.artifacts_for``.
         rust: See ``lockfile.artifacts_for``.
+        target: See ``lockfile.artifacts_for``.
 
     Raises:
         UsageError: Unknown platform or mode.
     """
-    return plan_artifacts(artifacts_for(lock, build_platform, rust), store)
+    return plan_artifacts(artifacts_for(lock, build_platform, rust, target), store)
 
 
 def plan_artifacts(artifacts: Sequence[Artifact], store: Store) -> FetchPlan:

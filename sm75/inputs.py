@@ -60,6 +60,7 @@ def collect(
     build_platform: str,
     target_platform: str,
     rust: str,
+    ptx: bool = False,
 ) -> Inputs:
     """Hash the inputs of a build.
 
@@ -71,6 +72,7 @@ def collect(
         build_platform: Where the build runs.
         target_platform: What it builds for.
         rust: ``--rust``.
+        ptx: ``--ptx``.
 
     Raises:
         LockError: The lock pins other patches than there are, or names an unknown target.
@@ -81,9 +83,7 @@ def collect(
     artifacts = {
         a.id: a.stored_sha256
         for a in lock.artifacts
-        if a.role not in _NOT_INPUT
-        and {"any", build_platform} & set(a.platforms)
-        and (a.role != "prebuilt" or rust == "prebuilt")
+        if a.role not in _NOT_INPUT and a.needed(build_platform, target_platform, rust)
     }
     recipe = _hashes(root / "recipes" / "vllm-sm75", ("recipe.yaml", "build.py"))
     patcher = _hashes(root / "sm75", PATCHER)
@@ -100,6 +100,7 @@ def collect(
         "patches": native_patches,
         "overlay": native_overlays,
         "target_platform": target_platform,
+        "ptx": ptx,
     }
     facts = {
         "format": FORMAT,
@@ -116,6 +117,7 @@ def collect(
         "patcher": patcher,
         "toolchain": toolchain,
         "target_platform": target_platform,
+        "ptx": ptx,
     }
     return Inputs(
         facts=facts,

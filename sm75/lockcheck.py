@@ -21,6 +21,8 @@ from sm75 import fetch, recipedeps, rules
 from sm75.errors import LockError, PatchError
 from sm75.lockfile import (
     BUILD_PLATFORMS,
+    G5G,
+    TARGET_PLATFORMS,
     Declared,
     ReleaseLock,
     Substitution,
@@ -62,6 +64,7 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
     target = load_target(root, lock.target)
     problems = [
         *tree_problems(lock, pins),
+        *target_problems(lock),
         *constraint_problems(lock, target),
         *cutlass_problems(lock, store),
         *patch_problems(root, lock),
@@ -269,6 +272,24 @@ def _rust_problems(lock: ReleaseLock, pins: TreePins) -> Iterator[str]:
     ):
         if ours != theirs:
             yield f"rust {name}: the lock has {ours or 'none'}, the tree {theirs or 'none'}"
+
+
+def target_problems(lock: ReleaseLock) -> Iterator[str]:
+    """What belongs to a target must say to which, and be of one version for all of them."""
+    by_id = {artifact.id: artifact for artifact in lock.artifacts}
+    for artifact in lock.artifacts:
+        if artifact.role == "target" and len(artifact.targets) != 1:
+            yield f"{artifact.id}: it belongs to a target and does not say to which one"
+    for target in set(TARGET_PLATFORMS) - {G5G}:
+        suffix = f"-for-{target}"
+        for artifact in lock.artifacts:
+            if not artifact.id.endswith(suffix):
+                continue
+            ours = by_id.get(artifact.id.removesuffix(suffix))
+            if ours is None or (ours.project, ours.version, ours.members) != (
+                artifact.project, artifact.version, artifact.members
+            ):  # fmt: skip
+                yield f"{artifact.id}: the g5g's counterpart is missing or of another version"
 
 
 def constraint_problems(lock: ReleaseLock, target: TargetContract) -> Iterator[str]:

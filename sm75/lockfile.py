@@ -37,6 +37,10 @@ BuildPlatform = Literal["linux-64", "linux-aarch64"]
 RustMode = Literal["source", "prebuilt", "none"]
 
 BUILD_PLATFORMS: tuple[str, ...] = get_args(BuildPlatform)
+# What is built for: the g5g; and x86-64, for proofs on other GPUs only (docs/proofs.md).
+G5G = "linux-aarch64"
+PROOFS = "linux-64"
+TARGET_PLATFORMS = (G5G, PROOFS)
 RUST_MODES: tuple[str, ...] = get_args(RustMode)
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -84,6 +88,8 @@ class Artifact(_Record, frozen=True, kw_only=True):
         size: Of the whole file, in bytes.
         role: What it is for. ``prebuilt`` is only used with ``--rust prebuilt``.
         platforms: Build platforms that need it, or ``any``.
+        targets: Target platforms that need it; empty: all. One that has a counterpart for another
+            target is named as that one is, with ``-for-<target>``.
         why: Why it is needed, in a few words.
         members: Glob patterns of the wheel members to take; empty: the whole file.
         record_sha256: sha256 of the wheel's RECORD; needed with ``members``.
@@ -98,10 +104,19 @@ class Artifact(_Record, frozen=True, kw_only=True):
     size: Size
     role: Role
     platforms: tuple[Literal["any", "linux-64", "linux-aarch64"], ...]
+    targets: tuple[Literal["linux-aarch64", "linux-64"], ...] = ()
     why: str = ""
     members: tuple[Text, ...] = ()
     record_sha256: OptionalSha256 = ""
     partial: Partial | None = None
+
+    def needed(self, build_platform: str, target: str, rust: str) -> bool:
+        """Whether a build there, for that target and with that Rust mode, reads it."""
+        return (
+            bool({"any", build_platform} & set(self.platforms))
+            and (not self.targets or target in self.targets)
+            and (self.role != "prebuilt" or rust == "prebuilt")
+        )
 
     @property
     def stored_filename(self) -> str:
@@ -364,13 +379,16 @@ def dump_release(lock: ReleaseLock) -> str:
     return tomlkit.dumps(document)
 
 
-def artifacts_for(lock: ReleaseLock, build_platform: str, rust: str) -> list[Artifact]:
+def artifacts_for(
+    lock: ReleaseLock, build_platform: str, rust: str, target: str = G5G
+) -> list[Artifact]:
     """The artifacts that a build needs.
 
     Args:
         lock: The release lock.
         build_platform: The machine that builds, one of ``BUILD_PLATFORMS``.
         rust: One of the lock's ``rust.modes``.
+        target: What is built for, one of ``TARGET_PLATFORMS``.
 
     Raises:
         UsageError: Unknown platform, or a mode that this release does not offer.
@@ -385,12 +403,7 @@ def artifacts_for(lock: ReleaseLock, build_platform: str, rust: str) -> list[Art
             f"vLLM {lock.vllm} has no Rust mode '{rust}'",
             why="this lock offers: " + ", ".join(lock.rust.modes),
         )
-    return [
-        artifact
-        for artifact in lock.artifacts
-        if ("any" in artifact.platforms or build_platform in artifact.platforms)
-        and (artifact.role != "prebuilt" or rust == "prebuilt")
-    ]
+    return [a for a in lock.artifacts if a.needed(build_platform, target, rust)]
 
 
 def load_target(root: Path, name: str) -> TargetContract:

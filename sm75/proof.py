@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from sm75 import atomic, buildgraph, fetch
+from sm75.build import PROOF_NAME
 from sm75.condapkg import read_info
 from sm75.elf import declared_shim
 from sm75.errors import UsageError
-from sm75.lockfile import PatchRef, ReleaseLock, dump_release, load_release
+from sm75.lockfile import PROOFS, PatchRef, ReleaseLock, dump_release, load_release
 from sm75.progress import SilentReporter
 from sm75.rules import Policy
 from sm75.series import load_series
@@ -60,22 +62,42 @@ def verify_package(root: Path, lock: ReleaseLock, store: Store, package: Path) -
         ToolchainError: cuobjdump cannot be run.
     """
     graph = None
+    name = ""
     if package.is_file():
-        native = str(read_info(package)["about"].get("extra", {}).get("native_hash", ""))
+        info = read_info(package)
+        name = info["index"].get("name", "")
+        native = str(info["about"].get("extra", {}).get("native_hash", ""))
         ninja = root / ".sm75" / "native" / native[:16] / "build" / "build.ninja"
         if native and ninja.is_file():
             graph = buildgraph.load(ninja)
-    policy = Policy(
-        version=lock.vllm,
-        shim=_shim(lock, store),
-        build_paths=(str(root / ".sm75"), str(store.root)),
-    )
+    policy = policy_of(name, lock.vllm, _shim(lock, store, name), (root / ".sm75", store.root))
     return verify(package, policy, graph=graph, cuobjdump=cuobjdump(root, lock, store))
 
 
-def _shim(lock: ReleaseLock, store: Store) -> frozenset[str] | None:
-    """The functions of torch's C shim, from the pinned torch's own headers."""
-    artifact = lock.artifact("torch-dev")
+def policy_of(
+    name: str, version: str, shim: frozenset[str] | None, places: tuple[Path, ...]
+) -> Policy:
+    """What a package is held to, by its name.
+
+    Args:
+        name: The package's own.
+        version: Of vLLM.
+        shim: Functions of torch's C shim; None: not known.
+        places: Directories of the build.
+    """
+    policy = Policy(version=version, shim=shim, build_paths=tuple(map(str, places)))
+    if name != PROOF_NAME:
+        return policy
+    # It runs where it was built, on whatever that has: Ubuntu 24.04's glibc and GCC 14 at most.
+    return replace(
+        policy, name=PROOF_NAME, subdir=PROOFS, machine="x86_64", ptx=True, rust_modes=("none",),
+        ceilings=(("GLIBC", "2.39"), ("GLIBCXX", "3.4.33"), ("CXXABI", "1.3.15")),
+    )  # fmt: skip
+
+
+def _shim(lock: ReleaseLock, store: Store, name: str) -> frozenset[str] | None:
+    """The functions of torch's C shim, from the headers that the package was compiled with."""
+    artifact = lock.artifact(f"torch-dev-for-{PROOFS}" if name == PROOF_NAME else "torch-dev")
     if not store.has(artifact):
         return None
     with (

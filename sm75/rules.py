@@ -41,7 +41,8 @@ FORBIDDEN = (
 # Libraries of glibc and of the compiler that every g5g image has, the driver's libcuda, and what
 # the target's torch has loaded before the first extension is imported.
 NEEDED = re.compile(
-    r"lib(?:c|m|dl|pthread|rt|util|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-aarch64\.so\.1"
+    r"lib(?:c|m|dl|pthread|rt|util|gcc_s|stdc\+\+)\.so\.\d+"
+    r"|ld-linux-(?:aarch64\.so\.1|x86-64\.so\.2)"
     r"|lib(?:torch|torch_cpu|torch_cuda|c10|c10_cuda)\.so|lib(?:cudart|nvrtc)\.so\.\d+|libcuda\.so\.1"
 )
 
@@ -56,6 +57,8 @@ class Policy:
         subdir: Its platform.
         machine: ELF machine of every library.
         arch: The only architecture of its machine code.
+        ptx: Whether every source must be there as PTX for that architecture too; else PTX is
+            refused.
         python: Python minor the extensions may assume (the oldest a contract has).
         ceilings: Highest versions by family. glibc 2.34 is Amazon Linux 2023's; GLIBCXX 3.4.29 and
             CXXABI 1.3.13 are those of GCC 11, its libstdc++ (GCC manual, 'ABI Policy').
@@ -70,6 +73,7 @@ class Policy:
     subdir: str = "linux-aarch64"
     machine: str = "aarch64"
     arch: str = "sm_75"
+    ptx: bool = False
     python: str = "3.11"
     ceilings: tuple[tuple[str, str], ...] = (
         ("GLIBC", "2.34"),
@@ -175,7 +179,9 @@ def _sass(facts: PackageFacts, policy: Policy) -> Finding:
         if _extension(lib) in DEVICE_EXTENSIONS and not counts[policy.arch]:
             faults.append(f"{lib.name} has no code for {policy.arch}")
         bare = {code.container for code in lib.codes} - {
-            code.container for code in lib.codes if cubin.runs_on(code, policy.arch)
+            code.container
+            for code in lib.codes
+            if code.kind == "sass" and cubin.runs_on(code, policy.arch)
         }
         if bare and not wrong:
             faults.append(f"{lib.name}: {len(bare)} compiled sources have none for {policy.arch}")
@@ -183,11 +189,33 @@ def _sass(facts: PackageFacts, policy: Policy) -> Finding:
 
 
 def _ptx(facts: PackageFacts, policy: Policy) -> Finding:
+    if policy.ptx:
+        return _ptx_everywhere(facts, policy)
     faults = []
     for lib in facts.libraries:
         other = Counter(f"{code.kind} {code.arch}" for code in lib.codes if code.kind != "sass")
         faults += [f"{lib.name} has {what} ×{count}" for what, count in sorted(other.items())]
     return _judged("no PTX", faults, "no PTX and no LTO-IR")
+
+
+def _ptx_everywhere(facts: PackageFacts, policy: Policy) -> Finding:
+    """PTX for the architecture in each compiled source, and no other."""
+    wanted = policy.arch.replace("sm_", "compute_")
+    faults = []
+    total = 0
+    for lib in facts.libraries:
+        have = {c.container for c in lib.codes if c.kind == "ptx" and c.arch == policy.arch}
+        bare = {code.container for code in lib.codes} - have
+        if bare:
+            faults.append(f"{lib.name}: {len(bare)} compiled sources have none for {wanted}")
+        other = Counter(
+            f"{code.kind} {code.arch}"
+            for code in lib.codes
+            if code.kind != "sass" and (code.kind, code.arch) != ("ptx", policy.arch)
+        )
+        faults += [f"{lib.name} has {what} ×{count}" for what, count in sorted(other.items())]
+        total += len(have)
+    return _judged("PTX", faults, f"{wanted} in each of {total} compiled sources")
 
 
 def _second_reading(facts: PackageFacts, policy: Policy) -> Finding:
@@ -403,6 +431,7 @@ def graph_rules(graph: BuildGraph | None, policy: Policy) -> tuple[Finding, ...]
             Finding(rule=rule, state="not checked", evidence="no build.ninja was given")
             for rule in rules
         )
+    wanted = [policy.arch, *([policy.arch.replace("sm_", "compute_")] if policy.ptx else [])]
     pattern = re.compile("|".join(FORBIDDEN), re.IGNORECASE)
     foreign = [
         name
@@ -425,10 +454,10 @@ def graph_rules(graph: BuildGraph | None, policy: Policy) -> tuple[Finding, ...]
         _judged(
             rules[2],
             [
-                *(f"it asks for {code}" for code in graph.codes if code != policy.arch),
-                *([] if policy.arch in graph.codes else [f"it never asks for {policy.arch}"]),
+                *(f"it asks for {code}" for code in graph.codes if code not in wanted),
+                *(f"it never asks for {code}" for code in wanted if code not in graph.codes),
             ],
-            f"{policy.arch} only",
+            f"{' and '.join(wanted)} only",
         ),
     )
 

@@ -11,6 +11,8 @@ SM75_CCACHE_DIR        the compiler cache; default: inside SM75_NATIVE_DIR
 SM75_JOBS              compile jobs; default: from cores and memory
 SM75_RECOMPILE         1: compile everything, and renew the compiler cache
 SM75_RUST              prebuilt, source or none
+SM75_PTX               1: put compute_75 PTX beside the machine code, for proofs on other GPUs;
+                       refused for linux-aarch64
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ GIB_PER_JOB = 2.5
 
 def main() -> None:
     """Build and install; any failing step ends the script with its message."""
+    check_ptx(target_platform(), os.environ.get("SM75_PTX", ""))
     src = Path(os.environ["SRC_DIR"])
     tree = src / "vllm-src"
     native = Path(os.environ.get("SM75_NATIVE_DIR") or src / "native")
@@ -101,6 +104,14 @@ def output(command: list[str]) -> str:
 def target_platform() -> str:
     """The conda subdir that is built for."""
     return os.environ["target_platform"]  # noqa: SIM112 (conda's name)
+
+
+def check_ptx(target: str, ptx: str) -> None:
+    """End the script when PTX is asked for a package that a g5g could get, or is misspelt."""
+    if ptx not in ("", "1"):
+        sys.exit(f"sm75: SM75_PTX is {ptx!r}: it may be 1, or empty")
+    if ptx and target == "linux-aarch64":
+        sys.exit("sm75: SM75_PTX is for proofs on linux-64; the package for linux-aarch64 has none")
 
 
 def settle(native: Path) -> None:
@@ -314,6 +325,10 @@ class Toolkit:
             "CCACHE_SLOPPINESS": "include_file_mtime,include_file_ctime",
             "CCACHE_MAXSIZE": "5G",
         }
+        if os.environ.get("SM75_PTX"):
+            # After vLLM's own --compress-mode=size: the last one counts. So one can read in a
+            # library what the driver is going to compile (docs/proofs.md).
+            env["NVCC_APPEND_FLAGS"] = "--compress-mode=none"
         if os.environ.get("SM75_RECOMPILE"):
             env["CCACHE_RECACHE"] = "1"
         return env
@@ -377,6 +392,9 @@ def configure(native: Path, toolkit: Toolkit) -> None:
         "FETCHCONTENT_BASE_DIR": str(native / "deps"),
         "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
     }
+    if os.environ.get("SM75_PTX"):
+        # Beside vLLM's own -gencode for sm_75, and out of the same compilation.
+        defines["CMAKE_CUDA_FLAGS"] = "--generate-code=arch=compute_75,code=compute_75"
     if crossing:
         defines |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": processor}
     run(

@@ -16,17 +16,19 @@ from pathlib import Path
 
 from sm75 import atomic, channel
 from sm75.condapkg import FileSource, write_conda
-from sm75.lockfile import Artifact, ReleaseLock, artifacts_for
+from sm75.lockfile import G5G, Artifact, ReleaseLock, artifacts_for
 from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.toolchain import host
 from sm75.wheels import CONVERTER_VERSION, Options, convert_with
 
 # Raise it when the same inputs would give other packages.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _CU = "nvidia/cu13"
-_TARGET = "targets/sbsa-linux"
+# Where a toolkit keeps what belongs to the target, with CUDA's name for the platform.
+_TARGET = "targets/TRIPLET"
+_TRIPLETS = {G5G: "sbsa-linux", "linux-64": "x86_64-linux"}
 
 Rules = tuple[tuple[str, str | None], ...]
 
@@ -41,17 +43,20 @@ class Component:
             Python package for the build environment.
         layout: Where the wheel's members go; see ``sm75.wheels.Options``.
         links: Symbolic links to add, by path in the prefix.
+        portable: Sources for every platform, whatever the wheel's tag says.
     """
 
     name: str
     side: str
     layout: Rules = ()
     links: Mapping[str, str] = field(default_factory=dict)
+    portable: bool = False
 
 
 _HEADERS: Rules = ((f"{_CU}/include/**", f"{_TARGET}/include/{{0}}"),)
 
-# By artifact id, without the ``-<platform>`` suffix of those that depend on the build platform.
+# By artifact id, without the ``-<platform>`` suffix of those that depend on the build platform and
+# the ``-for-<target>`` suffix of those that depend on the target.
 COMPONENTS: dict[str, Component] = {
     "cmake": Component(
         name="cmake", side="build", layout=(("cmake/data/**", "{0}"), ("cmake/**", None))
@@ -92,6 +97,7 @@ COMPONENTS: dict[str, Component] = {
         name="cutlass-headers",
         side="host",
         layout=(("vllm/third_party/fmha_sm100/cutlass/**", "share/cutlass/{0}"),),
+        portable=True,
     ),
     "vllm-rs": Component(
         name="vllm-rs-prebuilt", side="host", layout=(("vllm/vllm-rs", "share/vllm-rs/vllm-rs"),)
@@ -252,7 +258,7 @@ class _Platforms:
         # Nobody fetches the Rust binary for a build without it.
         wanted = [
             a
-            for a in artifacts_for(lock, self.build, "prebuilt")
+            for a in artifacts_for(lock, self.build, "prebuilt", self.target)
             if a.role != "prebuilt" or store.has(a)
         ]
         return [
@@ -264,7 +270,7 @@ class _Platforms:
         ]
 
     def _key(self, artifact: Artifact) -> str:
-        key = artifact.id.removesuffix(f"-{self.build}")
+        key = artifact.id.removesuffix(f"-for-{self.target}").removesuffix(f"-{self.build}")
         return "markupsafe" if key.startswith("markupsafe-") else key
 
     def _fits(self, artifact: Artifact) -> bool:
@@ -286,10 +292,18 @@ class _Platforms:
                 python=None,
                 name=component.name,
                 version=artifact.version,
-                layout=component.layout,
-                extra_files={k: FileSource.symlink(v) for k, v in component.links.items()},
+                noarch="generic" if component.portable else None,
+                layout=tuple((glob, to and self._place(to)) for glob, to in component.layout),
+                extra_files={
+                    self._place(path): FileSource.symlink(to)
+                    for path, to in component.links.items()
+                },
             ),
         )
+
+    def _place(self, path: str) -> str:
+        """A path in the prefix, with the target's own directory."""
+        return path.replace(_TARGET, f"targets/{_TRIPLETS[self.target]}")
 
 
 @dataclass(frozen=True, kw_only=True)

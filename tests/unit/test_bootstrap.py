@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sm75.channel import verify_channel
@@ -155,14 +156,14 @@ def test_channel_has_what_the_recipe_asks_for(bench: Bench) -> None:
     channel = bench.channel()
     assert verify_channel(channel) == []
     assert names(channel) == {
-        "noarch": {"jinja2", "unidiff"},
+        "noarch": {"jinja2", "unidiff", "cutlass-headers"},
         "linux-64": {
             "cmake", "ninja", "ccache", "cuda-nvcc", "cuda-nvcc-tools", "cuda-nvvm-tools",
             "gxx_linux-aarch64", "markupsafe", "python",
         },
         "linux-aarch64": {
             "cuda-cudart-dev", "cuda-crt-dev", "cuda-cccl", "libcublas-headers", "torch-dev",
-            "cutlass-headers", "vllm-rs-prebuilt", "python",
+            "vllm-rs-prebuilt", "python",
         },
     }  # fmt: skip
 
@@ -175,6 +176,7 @@ def test_files_are_where_the_build_script_looks(bench: Bench, tmp_path: Path) ->
             unpack(channel, f"linux-64/{package.name}", build)
     for package in channel.glob("linux-aarch64/*.conda"):
         unpack(channel, f"linux-aarch64/{package.name}", target)
+    unpack(channel, "noarch/cutlass-headers-*.conda", target)
     for path in ("bin/cmake", "bin/ninja", "bin/ccache", "bin/nvcc", "bin/crt/link.stub",
                  "nvvm/bin/cicc", "targets/sbsa-linux/include/nvcc.h"):  # fmt: skip
         assert (build / path).is_file(), path
@@ -347,7 +349,7 @@ def test_target_channel_has_nothing_of_the_system(bench: Bench) -> None:
         FROM_LOCK,
     )  # fmt: skip
     found = names(Path(url.removeprefix("file://")))
-    assert found["linux-aarch64"] == set(FROM_LOCK)
+    assert found["linux-aarch64"] | found["noarch"] == set(FROM_LOCK)
     assert set().union(*found.values()) == set(FROM_LOCK)
 
 
@@ -398,7 +400,8 @@ def test_conda_forge_is_taken_where_it_is_locked(
         assert len(told.lines) == 1
     first, second = provider.channels(bench.lock, bench.store, "linux-64", "linux-aarch64")
     # The lock's own headers come first: nothing of conda-forge's may take their place.
-    assert names(Path(first.removeprefix("file://")))["linux-aarch64"] == set(FROM_LOCK)
+    found = names(Path(first.removeprefix("file://")))
+    assert found["linux-aarch64"] | found["noarch"] == set(FROM_LOCK)
     assert second.endswith("/forge")
     assert provider.describe().endswith("lock's wheels")
 
@@ -417,3 +420,38 @@ def test_specs_of_conda_forge_cover_the_recipe() -> None:
     assert build == {spec.split()[0] for spec in specs.build} - {"gxx_linux-aarch64"}
     host_names = {e if isinstance(e, str) else e["then"] for e in asked["host"]}
     assert host_names == {spec.split()[0] for spec in specs.host} | FROM_LOCK
+
+
+def test_channel_for_proofs(bench: Bench, tmp_path: Path) -> None:
+    """What belongs to the target is its own counterpart, below its own directory."""
+    here = ("cuda-cudart", "cuda-crt", "cuda-cccl", "cublas-dev", "torch-dev")
+    others = []
+    for name in here:
+        _, _, files = WHEELS[name]
+        wheel = make_wheel(
+            tmp_path / name, project=name.replace("-", "_"), version="13.2.78", tag=X86,
+            files={path: data + b" x86" for path, data in files.items()},
+        )  # fmt: skip
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        bench.store.add(wheel, sha256=digest)
+        old = bench.lock.artifact(name)
+        others += [
+            msgspec.structs.replace(old, targets=("linux-aarch64",)),
+            msgspec.structs.replace(
+                old, id=f"{name}-for-linux-64", filename=wheel.name, sha256=digest,
+                size=wheel.stat().st_size, targets=("linux-64",),
+            ),
+        ]  # fmt: skip
+    rest = [a for a in bench.lock.artifacts if a.id not in (*here, "vllm-rs")]
+    bench.lock = msgspec.structs.replace(bench.lock, artifacts=(*rest, *others))
+    channel = bench.channel(target="linux-64")
+    prefix = tmp_path / "prefix"
+    for package in channel.glob("linux-64/*.conda"):
+        if not package.name.startswith("python-"):
+            unpack(channel, f"linux-64/{package.name}", prefix)
+    target = prefix / "targets" / "x86_64-linux"
+    assert (target / "lib" / "libcudart.so").read_bytes() == b"cudart x86"
+    assert (target / "include" / "cuda.h").read_bytes() == b"cuda x86"
+    assert (target / "include" / "nvcc.h").is_file()
+    assert not (prefix / "targets" / "sbsa-linux").exists()
+    assert names(channel)["noarch"] == {"jinja2", "unidiff", "cutlass-headers"}

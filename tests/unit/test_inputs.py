@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sm75 import build, channelcheck, fetch, inputs, proof
-from sm75.errors import BuildError, LockError, PatchError, ToolchainError
+from sm75.errors import BuildError, LockError, PatchError, ToolchainError, UsageError
 from sm75.inputs import Inputs
 from sm75.lockfile import Artifact, ReleaseLock, load_release
 from sm75.progress import SilentReporter
@@ -144,6 +144,7 @@ CHANGES: dict[str, tuple[Change, tuple[bool, bool]]] = {
     "sdist": (_artifact(lambda a: a.id == "vllm-sdist"), BOTH),
     "source, thin": (_artifact(lambda a: a.id == "cutlass"), BOTH),
     "target": (_artifact(_is("target", "any")), BOTH),
+    "target of the proofs": (_artifact(lambda a: a.targets == ("linux-64",)), NEITHER),
     "tool of the build": (_artifact(_is("toolchain", "linux-64")), BOTH),
     "tool of another platform": (_artifact(_is("toolchain", "linux-aarch64")), NEITHER),
     "tool of the checks": (_artifact(_is("tool", "linux-64")), NEITHER),
@@ -164,6 +165,7 @@ CHANGES: dict[str, tuple[Change, tuple[bool, bool]]] = {
     "compiler's name": (_option(toolchain={**TOOLCHAIN, "compiler": "g++ 12.2.1"}), BOTH),
     "target platform": (_option(target_platform="linux-64"), BOTH),
     "build platform": (_option(build_platform="linux-aarch64"), BOTH),
+    "PTX": (_option(ptx=True), BOTH),
     "no Rust": (_option(rust="none"), INPUT),
     "another target": (_target, INPUT),
     "target contract": (_contract, INPUT),
@@ -369,3 +371,56 @@ def test_rust_from_source_is_refused_with_the_way_out(project: Project, tmp_path
     with pytest.raises(ToolchainError, match="cannot be built from source") as err:
         build.look(lock, _Provider(), _settings(project, tmp_path, "one", rust="source"))
     assert "--rust prebuilt" in err.value.fix
+
+
+PROOF = {"target_platform": "linux-64", "ptx": True, "rust": "none"}
+
+
+def test_package_for_proofs_has_its_own_name_and_inputs(project: Project, tmp_path: Path) -> None:
+    lock = load_release(project.root, RELEASE)
+    ours = build.look(lock, _Provider(), _settings(project, tmp_path, "one"))
+    proof_ = build.look(lock, _Provider(), _settings(project, tmp_path, "two", **PROOF))
+    assert proof_.package.parent.name == "linux-64"
+    assert proof_.package.name.startswith(f"vllm-sm75-ptx-{RELEASE}-")
+    assert proof_.inputs.facts["ptx"] is True
+    assert ours.inputs.facts["ptx"] is False
+    targets = {name for name in proof_.inputs.facts["artifacts"] if name.endswith("-for-linux-64")}
+    assert targets == {f"{name}-for-linux-64" for name in (
+        "torch-dev", "cuda-cudart", "cuda-crt", "cuda-cccl", "cublas-dev")}  # fmt: skip
+    assert not {name.removesuffix("-for-linux-64") for name in targets} & set(
+        proof_.inputs.facts["artifacts"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ptx": True}, "linux-aarch64 is built without --ptx only"),
+        ({**PROOF, "ptx": False}, "linux-64 is built with --ptx only"),
+        ({**PROOF, "rust": "prebuilt"}, "no Rust frontend for linux-64"),
+    ],
+)
+def test_proofs_and_the_g5g_are_kept_apart(
+    project: Project, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    lock = load_release(project.root, RELEASE)
+    with pytest.raises(UsageError, match=said):
+        build.look(lock, _Provider(), _settings(project, tmp_path, "one", **changes))
+
+
+@pytest.mark.parametrize(("proofs", "there"), [(True, "vllm-sm75"), (False, "vllm-sm75-ptx")])
+def test_no_channel_holds_both(project: Project, tmp_path: Path, proofs: bool, there: str) -> None:
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one", **(PROOF if proofs else {}))
+    (settings.channel / "linux-x").mkdir(parents=True)
+    (settings.channel / "linux-x" / f"{there}-0.1-h0_0.conda").touch()
+    with pytest.raises(UsageError, match="does not go into") as err:
+        build.look(lock, _Provider(), settings)
+    assert f"{there}-0.1" in err.value.why
+
+
+def test_proofs_never_go_into_the_channel_for_the_g5g(project: Project, tmp_path: Path) -> None:
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one", channel=project.root / "channel", **PROOF)
+    with pytest.raises(UsageError, match="does not go into"):
+        build.look(lock, _Provider(), settings)

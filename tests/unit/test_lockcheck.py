@@ -488,3 +488,18 @@ def test_our_sources_include_the_headers_of_cutlass_2x_only() -> None:
                 included.add(header)
     assert included == CUTLASS_2X
     assert included <= there
+
+
+def test_targets_of_one_version() -> None:
+    lock = load_release(ROOT, None)
+    assert list(lockcheck.target_problems(lock)) == []
+    torch = lock.artifact("torch-dev-for-linux-64")
+    for change, said in (
+        ({"version": "2.13.0"}, "of another version"),
+        ({"targets": ()}, "does not say to which one"),
+        ({"id": "other-for-linux-64"}, "is missing"),
+    ):
+        other = msgspec.structs.replace(torch, **change)
+        artifacts = tuple(other if a is torch else a for a in lock.artifacts)
+        (problem,) = lockcheck.target_problems(msgspec.structs.replace(lock, artifacts=artifacts))
+        assert said in problem

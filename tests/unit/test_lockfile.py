@@ -20,6 +20,7 @@ from sm75.lockfile import (
     ReleaseLock,
     Rust,
     Substitution,
+    artifacts_for,
     dump_release,
     filename_identity,
     known_releases,
@@ -256,3 +257,15 @@ def test_the_locks_of_this_repository() -> None:
         load_target(root, lock.target)
         text = (root / "lock" / release / "release.toml").read_text()
         assert "://" not in text, "a lock carries no host names"
+
+
+def test_targets(root: Path) -> None:
+    """An artifact without targets serves all; one with them, those alone."""
+    source, torch = LOCK.artifacts
+    lock = msgspec.structs.replace(
+        LOCK, artifacts=(source, msgspec.structs.replace(torch, targets=("linux-64",)))
+    )
+    assert parse_release(dump_release(lock)) == lock
+    for target, expected in (("linux-aarch64", [source]), ("linux-64", list(lock.artifacts))):
+        assert artifacts_for(lock, "linux-64", "none", target) == expected
+    assert artifacts_for(lock, "linux-64", "none") == [source]

@@ -19,6 +19,7 @@ import orchestrator
 from sm75 import build, condapkg, errors, fetch, inputs, lockfile
 from sm75.channel import publish
 from sm75.condapkg import FileSource
+from sm75.errors import UsageError
 from sm75.lockfile import ReleaseLock, artifacts_for, load_release
 from sm75.progress import amount
 from sm75.store import Store
@@ -413,3 +414,24 @@ def test_image_description_that_is_no_text(run: Runner, tmp_path: Path) -> None:
     ended = run("inspect", str(tmp_path / "image.json"))
     assert ended.code == 2
     assert "not JSON" in ended.err
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_build_for_proofs_goes_elsewhere(run: Runner, tmp_path: Path) -> None:
+    ended = run("build", "--dry-run", "--json", "--target", "linux-64", "--ptx",
+                "--store", tmp_path / "store")  # fmt: skip
+    assert ended.code == 0
+    assert ended.json["package"].startswith(f"vllm-sm75-ptx-{RELEASE}-h")
+    for arguments in (("--ptx",), ("--target", "linux-64")):
+        refused = run("build", "--dry-run", *arguments, "--channel", tmp_path / "channel")
+        assert refused.code == UsageError.exit_code
+        assert "--ptx" in refused.err
+
+
+def test_fetch_for_proofs_takes_the_counterparts(run: Runner, tmp_path: Path) -> None:
+    files = run("fetch", "--dry-run", "--json", "--target", "linux-64", "--store", tmp_path).json[
+        "files"
+    ]
+    assert not [name for name in files if name.startswith("nvidia_") and "aarch64" in name]
+    torch = load_release(ROOT, None).artifact("torch-dev-for-linux-64")
+    assert torch.stored_filename in files

@@ -416,3 +416,20 @@ def test_a_failed_command_names_itself(capfd: pytest.CaptureFixture[str]) -> Non
         script.run(["/bin/false"])
     script.step("compile")
     assert capfd.readouterr().out == "sm75: step compile\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "ptx", "said"),
+    [
+        ("linux-aarch64", "1", "the package for linux-aarch64 has none"),
+        ("linux-64", "yes", "SM75_PTX is 'yes'"),
+        ("linux-64", "1", ""),
+        ("linux-aarch64", "", ""),
+    ],
+)
+def test_ptx_is_for_proofs_only(target: str, ptx: str, said: str) -> None:
+    if not said:
+        script.check_ptx(target, ptx)
+        return
+    with pytest.raises(SystemExit, match=said):
+        script.check_ptx(target, ptx)

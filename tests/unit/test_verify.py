@@ -446,3 +446,49 @@ def test_bad_input(tmp_path: Path) -> None:
     (tmp_path / "cut.conda").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ChannelError, match=r"cut\.conda"):
         verify(tmp_path / "cut.conda", POLICY)
+
+
+PROOF = dataclasses.replace(POLICY, ptx=True)
+
+
+@pytest.mark.parametrize(
+    ("fatbins", "broken"),
+    [
+        (("plain.fatbin",), {}),
+        (("plain.fatbin", "sm75.fatbin"), {"PTX": "1 compiled sources have none for compute_75"}),
+        (("plain.fatbin", "ptx"), {"SASS": "1 compiled sources have none for sm_75"}),
+        (("plain.fatbin", "many.fatbin"), {"SASS": "has code for sm_80", "PTX": "has ptx"}),
+    ],
+)
+def test_a_package_for_proofs_needs_both(
+    tmp_path: Path, fatbins: tuple[str, ...], broken: dict[str, str]
+) -> None:
+    """Machine code and PTX in each compiled source."""
+    (tmp_path / "ptx").write_bytes(ptx_alone())
+    data = library_bytes(
+        MODULE + with_device_code(*(str(tmp_path / f) if f == "ptx" else f for f in fatbins))
+    )
+    both = library_bytes(MODULE + with_device_code("plain.fatbin"))
+    path = package(tmp_path, {CORE: data, "vllm/_moe_C_stable_libtorch.abi3.so": both})
+    found = check(path, PROOF, parse(ninja(code="sm_75,compute_75")))
+    assert found.keys() == broken.keys()
+    for rule, evidence in broken.items():
+        assert evidence in found[rule]
+
+
+def test_the_build_for_proofs_must_ask_for_both(tmp_path: Path) -> None:
+    path = package(tmp_path)
+    assert check(path, PROOF)["build arches"] == "it never asks for compute_75"
+    found = check(path, POLICY, parse(ninja(code="sm_75,compute_75")))
+    assert found == {"build arches": "it asks for compute_75"}
+
+
+def ptx_alone() -> bytes:
+    """A fat binary without its machine code."""
+    data = (DEVICE / "plain.fatbin").read_bytes()
+    entries, at = b"", 16
+    while at < len(data):
+        kind, _, head, payload = struct.unpack_from("<HHIQ", data, at)
+        entries += data[at : at + head + payload] if kind == 1 else b""
+        at += head + payload
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries

@@ -297,3 +297,12 @@ def test_everything_ends_with_the_parent(tmp_path: Path) -> None:
         while _session(p.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert _session(p.pid) == []
+
+
+def test_package_for_proofs_has_another_name(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM75_PTX", "1")
+    recipe = renderer.render(job(target_platform="linux-64", variants={**job().variants, "rust_frontend": "none"}))  # fmt: skip  # noqa: E501
+    assert recipe["package"]["name"] == "vllm-sm75-ptx"
+    assert "gxx_linux-64" in recipe["requirements"]["build"]

@@ -1,0 +1,343 @@
+"""Run the package for proofs on a newer NVIDIA GPU, as if that were a Turing one.
+
+    .venv/bin/python -m tests.device.run PACKAGE --python PYTHON --work DIR --out EVIDENCE.json
+
+PYTHON is an interpreter with torch (CUDA 13), transformers and what vLLM requires; ``--path`` adds
+directories to its path. docs/proofs.md says what is a shim here, what is proved, and what is not.
+Exit code 0: every token of every case is sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm75.condapkg import iter_payload, read_info
+from tests.device.compare import TOLERANCE, judge
+from tests.device.fatbins import lower
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SHARED_LIMIT = 65_536
+# Newest PTX version by the CUDA version that a driver is of: the PTX ISA's release notes.
+PTX_OF_CUDA = {(13, 0): (9, 0), (13, 1): (9, 1), (13, 2): (9, 2)}
+SHIMS = {
+    "sitecustomize": "vLLM's platform answers capability 7.5; Triton compiles for sm_75 and hands "
+    "its PTX to the driver",
+    "capability.c": "vLLM's own extensions are told capability 7.5 and 65,536 bytes of shared "
+    "memory a block",
+    "fatbins": "the version directive of the extensions' PTX is lowered to the driver's; no other "
+    "byte of them changes",
+}
+NOT_RUN = {
+    "a Turing card, sm_75 machine code, aarch64": "none was at hand; this GPU runs the same PTX",
+    "torch 2.12": "the machine has the torch named above",
+    "a multimodal tower, MoE, LoRA, sampling other than greedy": "not part of this test",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One engine.
+
+    Attributes:
+        name: Of its files and in the evidence.
+        module: What runs it.
+        model: The checkpoint.
+        exact: The checkpoint that stands for it in the reference.
+        arguments: Further ones of the module.
+    """
+
+    name: str
+    module: str
+    model: str
+    exact: str
+    arguments: tuple[str, ...] = ()
+
+
+CASES = (
+    Case(name="eager", module="engine", model="plain", exact="plain", arguments=("eager",)),
+    Case(name="graphs", module="engine", model="plain", exact="plain", arguments=("graphs",)),
+    Case(name="server", module="server", model="plain", exact="plain"),
+    Case(name="marlin-eager", module="engine", model="w4a16", exact="w4a16-unpacked",
+         arguments=("eager",)),
+    Case(name="marlin-graphs", module="engine", model="w4a16", exact="w4a16-unpacked",
+         arguments=("graphs",)),
+)  # fmt: skip
+
+
+class Bench:
+    """The machine: where things are and how Python is started.
+
+    Args:
+        python: Interpreter with torch.
+        work: Directory of everything that is made.
+        path: Directories for its path.
+    """
+
+    def __init__(self, python: str, work: Path, path: list[Path]) -> None:
+        self.python = python
+        self.work = work
+        self.site = work / "site"
+        self.path = path
+
+    def environment(self, case: str, *, turing: bool = True) -> dict[str, str]:
+        """Of one process; caches are its own, so that its kernels can be told from others'."""
+        places = [self.site, *self.path, ROOT]
+        shims = {
+            "SM75_AS_TURING": "1",
+            "LD_PRELOAD": str(self.work / "capability.so"),
+        }
+        return {
+            **os.environ,
+            **(shims if turing else {}),
+            "PYTHONPATH": os.pathsep.join(
+                str(p) for p in ([HERE / "asturing", *places] if turing else places)
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "CUDA_CACHE_PATH": str(self.work / "nv-cache"),
+            "CUDA_CACHE_MAXSIZE": str(4 << 30),
+            "TRITON_CACHE_DIR": str(self.work / "triton" / case),
+            "VLLM_CACHE_ROOT": str(self.work / "vllm" / case),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor" / case),
+        }
+
+    def module(self, case: str, name: str, *arguments: str, turing: bool = True) -> float:
+        """Run a module of these tests; seconds it took.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        log = self.work / f"{case}.log"
+        started = time.monotonic()
+        with log.open("ab") as handle:
+            done = subprocess.run(
+                [self.python, "-m", f"tests.device.{name}", *arguments],
+                cwd=self.work, env=self.environment(case, turing=turing), stdout=handle,
+                stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{case}: exit code {done.returncode}; see {log}")
+        return round(time.monotonic() - started, 1)
+
+
+def unpack(package: Path, site: Path) -> None:
+    """Put the package's Python part into a directory, as an installer would."""
+    shutil.rmtree(site, ignore_errors=True)
+    for entry, content in iter_payload(package):
+        inside = re.search(r"site-packages/(.+)", entry.name)
+        if inside is None or not entry.isfile():
+            continue
+        path = site / inside[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.read())
+
+
+def driver() -> tuple[dict[str, str], tuple[int, int]]:
+    """What nvidia-smi says, and the newest PTX version that the driver takes."""
+    fields = ("name", "driver_version", "compute_cap", "memory.total")
+    said = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+        check=True, capture_output=True, text=True,
+    ).stdout.splitlines()[0]  # fmt: skip
+    text = subprocess.run(["nvidia-smi"], check=True, capture_output=True, text=True).stdout
+    hit = re.search(r"CUDA (?:UMD )?Version: *(\d+)\.(\d+)", text)
+    cuda = (int(hit[1]), int(hit[2])) if hit else (13, 0)
+    facts = dict(zip(fields, (part.strip() for part in said.split(",")), strict=True))
+    return {**facts, "cuda": f"{cuda[0]}.{cuda[1]}"}, PTX_OF_CUDA.get(cuda, (9, 0))
+
+
+def prepare(bench: Bench, package: Path) -> dict[str, Any]:
+    """Unpack the package, apply the shims to it, compile the one in C; what was done."""
+    gpu, version = driver()
+    unpack(package, bench.site)
+    lowered = {p.name: lower(p, version) for p in sorted((bench.site / "vllm").glob("*.so"))}
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-o", str(bench.work / "capability.so"),
+         str(HERE / "asturing" / "capability.c"), "-ldl"], check=True,
+    )  # fmt: skip
+    versions = subprocess.run(
+        [bench.python, "-c", _VERSIONS], check=True, capture_output=True, text=True,
+        env=bench.environment("versions", turing=False),
+    ).stdout  # fmt: skip
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "gpu": gpu,
+        "versions": json.loads(versions.splitlines()[-1]),
+        "package": package.name,
+        "input_hash": read_info(package)["about"]["extra"]["input_hash"],
+        "ptx": {"lowered to": ".".join(map(str, version)), "pieces": lowered},
+    }
+
+
+_VERSIONS = """
+import importlib.metadata as m, json, platform
+names = ("vllm", "torch", "triton", "transformers", "numpy", "compressed-tensors", "fastapi")
+print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n in names}}))
+"""
+
+
+def run_case(bench: Bench, case: Case) -> dict[str, Any]:
+    """Run one engine; what it says, with its rows still in it."""
+    out = bench.work / f"{case.name}.json"
+    model = str(bench.work / "models" / case.model)
+    extra = [*case.arguments, str(out)]
+    if case.module == "server":
+        extra.append(str(bench.work / f"{case.name}-vllm.log"))
+    seconds = bench.module(case.name, case.module, model, *extra)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return {**found, "seconds": seconds, "kernels": kernels(bench.work / "triton" / case.name)}
+
+
+def kernels(cache: Path) -> list[dict[str, Any]]:
+    """What Triton compiled: name, target, shared memory, warps; each distinct one once."""
+    found: dict[tuple[str, str, int, int], int] = {}
+    for path in cache.glob("*/*.json"):
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict) or "shared" not in data:
+            continue
+        ptx = path.with_suffix(".ptx")
+        target = re.search(r"\.target (\w+)", ptx.read_text()) if ptx.exists() else None
+        key = (data["name"], target[1] if target else "?", data["shared"], data["num_warps"])
+        found[key] = found.get(key, 0) + 1
+    return [
+        {"name": n, "target": t, "shared": s, "warps": w, "variants": count}
+        for (n, t, s, w), count in sorted(found.items())
+    ]
+
+
+def score(bench: Bench, exact: str, rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The reference's figures for some rows; the same row is looked at once."""
+    unique = {json.dumps([r["prompt"], r["tokens"]]): r for r in rows}
+    given, out = bench.work / f"{name}-rows.json", bench.work / f"{name}-scores.json"
+    given.write_text(json.dumps(list(unique.values())))
+    model = str(bench.work / "models" / exact)
+    bench.module(name, "reference", model, "float32", str(given), str(out), turing=False)
+    scores = dict(zip(unique, json.loads(out.read_text()), strict=True))
+    return [scores[json.dumps([r["prompt"], r["tokens"]])] for r in rows]
+
+
+def verdicts(bench: Bench, exact: str, results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Judge all runs of the cases of one checkpoint."""
+    named = [
+        (case, run, rows) for case, found in results.items() for run, rows in found["runs"].items()
+    ]
+    flat = [row for _, _, rows in named for row in rows]
+    scores = iter(score(bench, exact, flat, f"reference-{exact}"))
+    judged: dict[str, dict[str, Any]] = {case: {} for case in results}
+    for case, run, rows in named:
+        mine = [next(scores) for _ in rows]
+        with_logprobs = all(len(r.get("logprobs", ())) == len(r["tokens"]) for r in rows)
+        verdict = judge(
+            [s["deficits"] for s in mine],
+            TOLERANCE[exact],
+            [r["logprobs"] for r in rows] if with_logprobs else (),
+            [s["logprobs"] for s in mine] if with_logprobs else (),
+        )
+        cached = sum(r.get("cached", 0) for r in rows)
+        judged[case][run] = {
+            "prompts": [len(r["prompt"]) for r in rows],
+            **verdict.facts(),
+            **({"cached_tokens": cached} if "cached" in rows[0] else {}),
+        }
+    return judged
+
+
+def baseline(bench: Bench, exact: str) -> dict[str, Any]:
+    """transformers itself in float16, by the same measure."""
+    name = f"float16-{exact}"
+    out = bench.work / f"{name}.json"
+    model = str(bench.work / "models" / exact)
+    bench.module(name, "reference", model, "float16", "-", str(out), turing=False)
+    rows = json.loads(out.read_text())
+    scores = score(bench, exact, rows, name)
+    return judge(
+        [s["deficits"] for s in scores],
+        TOLERANCE[exact],
+        [r["logprobs"] for r in rows],
+        [s["logprobs"] for s in scores],
+    ).facts()
+
+
+def faults(evidence: dict[str, Any]) -> list[str]:
+    """What in the evidence is not as it must be."""
+    found = []
+    for name, case in evidence["cases"].items():
+        if "error" in case:
+            found.append(f"{name}: {case['error']}")
+            continue
+        found += [f"{name}, {run}: {v['unsound']} of {v['tokens']} tokens are not explained"
+                  for run, v in case["runs"].items() if not v["sound"]]  # fmt: skip
+        found += [f"{name}, {run}: nothing was remembered" for run, v in case["runs"].items()
+                  if "cached" in run and not v.get("cached_tokens")]  # fmt: skip
+        found += [f"{name}: {k['name']} is for {k['target']} with {k['shared']} bytes"
+                  for k in case["kernels"]
+                  if k["target"] != "sm_75" or k["shared"] > SHARED_LIMIT]  # fmt: skip
+        if not any("attention" in k["name"] for k in case["kernels"]):
+            found.append(f"{name}: no attention kernel was compiled")
+    return found
+
+
+def main() -> int:
+    """Everything, in order; the evidence is written whatever happens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--python", default="python3")
+    parser.add_argument("--path", type=Path, action="append", default=[])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--parallel", type=int, default=1, help="cases at once")
+    given = parser.parse_args()
+    work = given.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    bench = Bench(given.python, work, [p.absolute() for p in given.path])
+    chosen = [case for case in CASES if not given.only or case.name in given.only]
+    evidence = prepare(bench, given.package)
+    if not (work / "models" / "prompts.json").exists():
+        bench.module("models", "models", str(work / "models"), turing=False)
+
+    def attempt(case: Case) -> dict[str, Any]:
+        try:
+            return run_case(bench, case)
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+            return {"error": str(error).replace(f"{work}/", "")}
+
+    with ThreadPoolExecutor(given.parallel) as pool:
+        cases = dict(zip([c.name for c in chosen], pool.map(attempt, chosen), strict=True))
+        exacts = sorted({case.exact for case in chosen})
+        plain = {exact: pool.submit(baseline, bench, exact) for exact in exacts}
+
+        def judged(exact: str) -> dict[str, Any]:
+            done = [c.name for c in chosen if c.exact == exact and "runs" in cases[c.name]]
+            return verdicts(bench, exact, {name: cases[name] for name in done}) if done else {}
+
+        for found in pool.map(judged, exacts):
+            for name, runs in found.items():
+                cases[name]["runs"] = runs
+        evidence["transformers in float16"] = {e: made.result() for e, made in plain.items()}
+    evidence |= {"shims": SHIMS, "not run": NOT_RUN, "cases": cases}
+    evidence["faults"] = faults(evidence)
+    given.out.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    for fault in evidence["faults"]:
+        print(f"FAULT {fault}")
+    return bool(evidence["faults"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
