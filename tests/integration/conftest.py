@@ -11,6 +11,17 @@ from pathlib import Path
 
 import pytest
 
+# Fixtures of the closure's tests.
+from tests.integration.closurekit import (  # noqa: F401
+    box,
+    driver,
+    emulated,
+    image,
+    prefix,
+    product,
+    python,
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,3 +76,9 @@ def built() -> Built:
     )
     toolchain = Path(made.stdout.split()[-1].removeprefix("file://"))
     return Built(package=package, channel=package.parents[1], toolchain=toolchain)
+
+
+@pytest.fixture(scope="session")
+def built_package(built: Built) -> Path:
+    """Its file."""
+    return built.package

@@ -38,26 +38,9 @@ RUNTIME = "nvidia/cu13/lib/libcudart.so.13"
 GCC = "aarch64-linux-gnu-gcc"
 _CUDA = ("cu", "CU", "nccl", "nvshmem", "nvrtc", "nvJitLink", "nvtx")
 # What vllm-sm75's extensions take besides.
-_NAMED: dict[str, tuple[str, ...]] = {
-    "libcublas.so.13": ("cublasHgemm",),
-    "libcuda.so.1": (
-        "cuCtxGetCurrent",
-        "cuCtxSetCurrent",
-        "cuDeviceGetAttribute",
-        "cuDevicePrimaryCtxRetain",
-        "cuGetErrorString",
-        "cuGetProcAddress_v2",
-        "cuMemAddressFree",
-        "cuMemAddressReserve",
-        "cuMemCreate",
-        "cuMemGetAllocationGranularity",
-        "cuMemMap",
-        "cuMemRelease",
-        "cuMemSetAccess",
-        "cuMemUnmap",
-        "cuPointerGetAttribute",
-    ),
-}
+_NAMED: dict[str, tuple[str, ...]] = {"libcublas.so.13": ("cublasHgemm",)}
+# The driver's: see standindriver.
+_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SYSTEM = ("libc.", "libm.", "libgcc_s.", "libstdc++.", "libpthread.", "libdl.", "librt.",
            "ld-linux", "libgomp.", "libz.")  # fmt: skip
 
@@ -123,7 +106,7 @@ def _stub(site: Path) -> None:
                 else:
                     loose.add(name)
     here = {p.name for p in libraries} | {Path(RUNTIME).name}
-    missing = sorted(n for n in needed - here if not n.startswith(_SYSTEM))
+    missing = sorted(n for n in needed - here if not n.startswith((*_SYSTEM, *_DRIVER)))
     unversioned = sorted(s for s in loose - defined if s.startswith(_CUDA))
     taken: set[str] = set()
     for number, name in enumerate(missing):
