@@ -22,7 +22,9 @@ if __name__ == "__main__":
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-    venv.ensure(ROOT, dev=bool({"test", "lint"} & set(sys.argv[1:2])))
+    # `channel lock` resolves with uv.
+    _dev = sys.argv[1:2] in (["test"], ["lint"]) or sys.argv[1:3] == ["channel", "lock"]
+    venv.ensure(ROOT, dev=_dev)
 
 import contextlib  # noqa: E402
 import json  # noqa: E402
@@ -37,7 +39,7 @@ from sm75 import __version__  # noqa: E402
 from sm75.errors import CheckFailed, Sm75Error, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
-    from sm75.lockfile import ReleaseLock, TargetContract
+    from sm75.lockfile import ReleaseLock
     from sm75.progress import Reporter
     from sm75.store import Store
     from sm75.toolchain import Provider
@@ -398,7 +400,10 @@ def lock_command(release: str | None, store: Path | None, as_json: bool, check: 
     lock = _lock(release)
     if check:
         lockcheck.check(ROOT, lock, _store(store))
-        click.echo(f"lock: {lock.vllm} agrees with the pinned tree, the patches and variants.yaml")
+        click.echo(
+            f"lock: {lock.vllm} agrees with the pinned tree, the patches, variants.yaml and the "
+            "recipe"
+        )
         return
     facts = lockcheck.summary(lock)
     if as_json:
@@ -420,6 +425,10 @@ def channel_verify(channel: Path, as_json: bool) -> None:
     from sm75.channelcheck import verify_channel
     from sm75.errors import ChannelError
 
+    if not channel.is_dir():
+        raise UsageError(
+            f"there is no channel {channel}", fix="build one: python3 orchestrator.py build"
+        )
     problems = verify_channel(channel)
     if as_json:
         _print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
@@ -433,114 +442,124 @@ def channel_verify(channel: Path, as_json: bool) -> None:
         click.echo(f"channel: every file in {channel} is as SHA256SUMS and the index say")
 
 
-def _contract(lock: ReleaseLock, name: str | None) -> TargetContract:
-    from sm75.lockfile import load_target
+_TARGET = click.option(
+    "--target", default="", help="Contract below lock/targets; default: the lock's."
+)
 
-    return load_target(ROOT, name or lock.target)
 
-
-_TARGET = click.option("--target", help="Contract below lock/targets; default: the lock's.")
+def _warn(text: str) -> None:
+    if text:
+        click.echo(f"warning: {text}", err=True)
 
 
 @channel_group.command("lock")
-@_shared("release", "store")
+@_shared("release", "store", "json")
 @click.option("--upgrade", is_flag=True, help="Take the newest versions.")
-@click.option("--check", is_flag=True, help="Write nothing; fail when the lock would change.")
-def channel_lock(release: str | None, store: Path | None, upgrade: bool, check: bool) -> None:
-    """Resolve the closure and pin it in runtime.lock (uses the network)."""
-    from sm75 import closure
-    from sm75.progress import make_reporter
+@click.option("--check", is_flag=True, help="Write nothing; fail when anything would change.")
+def channel_lock(
+    release: str | None, store: Path | None, as_json: bool, upgrade: bool, check: bool
+) -> None:
+    """Resolve the closure, pin it in runtime.lock and list it in the recipe (uses the network)."""
+    from sm75 import channelcommands
+    from sm75.progress import amount, make_reporter
 
-    lock = _lock(release)
     with make_reporter() as reporter:
-        made = closure.make_lock(ROOT, lock, _store(store), reporter, upgrade=upgrade, check=check)
-    click.echo(f"runtime.lock: {len(made.packages)} packages")
+        made = channelcommands.lock(
+            ROOT, _lock(release), _store(store), reporter, upgrade=upgrade, check=check
+        )
+    if as_json:
+        _print_json(made)
+        return
+    click.echo(
+        f"runtime.lock: {made['wheels']} wheels ({amount(made['bytes'], 'B')}) for Python "
+        f"{', '.join(made['python'])}; {made['run_dependencies']} run dependencies in the recipe"
+        + (", which has changed" if made["recipe_changed"] else "")
+    )
 
 
 @channel_group.command("build")
-@_shared("release", "store", "channel")
+@_shared("release", "store", "channel", "dry", "json")
 @_TARGET
 @click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
 def channel_build(
-    release: str | None, store: Path | None, channel: Path, target: str | None, offline: bool
-) -> None:
+    release: str | None, store: Path | None, channel: Path, dry_run: bool, as_json: bool,
+    target: str, offline: bool,
+) -> None:  # fmt: skip
     """Bring the whole closure and the adapter to the image's torch into the channel."""
-    from sm75 import closure
-    from sm75 import fetch as step
-    from sm75.closurelock import load_runtime
-    from sm75.progress import make_reporter
+    from sm75 import channelcommands
+    from sm75.progress import amount, make_reporter
 
-    lock = _lock(release)
-    place = _store(store)
-    wanted = closure.plan_fetch(load_runtime(ROOT, lock.vllm), place)
     with make_reporter() as reporter:
-        if wanted.todo and not offline:
-            reporter.line(wanted.describe())
-            step.fetch(wanted, place, reporter)
-        done = closure.build(
-            ROOT, lock, _contract(lock, target), place, channel.absolute(), reporter
+        done = channelcommands.build(
+            ROOT, _lock(release), _store(store), channel.absolute(), reporter,
+            target=target, offline=offline, dry_run=dry_run,
+        )  # fmt: skip
+    if as_json:
+        _print_json(done)
+    elif dry_run:
+        click.echo(
+            f"channel: {done['wheels']} wheels, {len(done['files'])} of them to fetch "
+            f"({amount(done['download_bytes'], 'B')}; {amount(done['cached_bytes'], 'B')} are "
+            "in the store)"
         )
-    click.echo(
-        f"channel: {len(done.packages)} packages of the closure, {len(done.published)} of them "
-        f"new, {len(done.withdrawn)} withdrawn"
-    )
+    else:
+        click.echo(
+            f"channel: {done['packages']} packages of the closure, {len(done['published'])} of "
+            f"them new, {len(done['withdrawn'])} withdrawn"
+        )
 
 
 @channel_group.command("sizes")
 @_shared("channel", "json")
 def channel_sizes(channel: Path, as_json: bool) -> None:
     """List the channel's packages by size."""
+    from sm75 import channelcommands, channeltools
+
+    if as_json:
+        _print_json(channelcommands.sizes(channel))
+        return
     from rich.console import Console
 
-    from sm75 import channeltools
-
-    found = channeltools.sizes(channel)
-    if as_json:
-        _print_json({p.file: p.size for p in found})
-    else:
-        Console().print(channeltools.size_table(found))
+    Console().print(channeltools.size_table(channeltools.sizes(channel)))
 
 
 @channel_group.command("missing")
 @_shared("release", "channel", "json")
 @_TARGET
-def channel_missing(release: str | None, channel: Path, as_json: bool, target: str | None) -> None:
-    """Say what the channel lacks to be installed from alone."""
-    import tempfile
+def channel_missing(release: str | None, channel: Path, as_json: bool, target: str) -> None:
+    """Say what the channel lacks to be installed from alone; exit code 1 when it lacks anything."""
+    from sm75 import channelcommands
 
-    from sm75 import channeltools, install
-    from sm75.basepython import BasePython
-
-    lock = _lock(release)
-    with tempfile.TemporaryDirectory() as scratch:
-        found = channeltools.gaps(
-            channel.absolute(),
-            install.box_of(_contract(lock, target)),
-            Path(scratch),
-            BasePython(ROOT, lock, install.pythons(channel.absolute())),
-        )
+    found = channelcommands.missing(ROOT, _lock(release), channel.absolute(), target=target)
     if as_json:
-        _print_json({gap.python: list(gap.missing) for gap in found})
+        _print_json(found)
     else:
-        for gap in found:
-            for text in gap.missing:
-                click.echo(f"python {gap.python}: {text}")
-    if any(gap.missing for gap in found):
+        for python, texts in found.items():
+            for text in texts:
+                click.echo(f"python {python}: {text}")
+    if any(found.values()):
         raise SystemExit(1)
 
 
 @channel_group.command("export")
-@_shared("channel")
+@_shared("channel", "dry", "json")
 @click.argument("out", type=_FILE)
-def channel_export(channel: Path, out: Path) -> None:
+def channel_export(channel: Path, dry_run: bool, as_json: bool, out: Path) -> None:
     """Write the channel as one tar, to carry to a machine without network."""
-    from sm75 import channeltools
+    from sm75 import channelcommands
+    from sm75.progress import amount
 
-    click.echo(f"{channeltools.export(channel, out)}  {out}")
+    done = channelcommands.export(channel, out, dry_run=dry_run)
+    if as_json:
+        _print_json(done)
+    elif dry_run:
+        click.echo(f"export: {done['files']} files, {amount(done['bytes'], 'B')}, to {out}")
+    else:
+        click.echo(f"{done['sha256']}  {out}")
 
 
 @cli.command("install")
-@_shared("release", "channel")
+@_shared("release", "channel", "dry", "json")
 @_TARGET
 @click.option("--prefix", type=_FILE, required=True, help="A new or empty directory.")
 @click.option("--python", default="", help="Python minor; default: that of the image's torch.")
@@ -548,25 +567,59 @@ def channel_export(channel: Path, out: Path) -> None:
 @click.option("--image", type=_FILE, help="The environment that has the image's torch.")
 @click.option("--foreign", is_flag=True, help="Install for a g5g from another machine.")
 def install_command(
-    release: str | None, channel: Path, target: str | None, prefix: Path, python: str,
-    extra_channel: tuple[Path, ...], image: Path | None, foreign: bool,
+    release: str | None, channel: Path, dry_run: bool, as_json: bool, target: str, prefix: Path,
+    python: str, extra_channel: tuple[Path, ...], image: Path | None, foreign: bool,
 ) -> None:  # fmt: skip
     """Install vllm-sm75 from the channel without a conda client and without network."""
-    from sm75 import install
+    from sm75 import channelcommands
 
-    lock = _lock(release)
-    contract = _contract(lock, target)
-    where = channel.absolute()
-    minor = install.choose_python(where, contract, image or Path(contract.path), python)
-    done = install.install(
-        where,
-        prefix,
-        python=minor,
-        box=install.box_of(contract) if foreign else install.this_box(),
-        extra_channels=[path.absolute() for path in extra_channel],
-        image=image,
+    done = channelcommands.install(
+        ROOT, _lock(release), channel.absolute(), prefix, python=python, target=target,
+        extra_channels=tuple(path.absolute() for path in extra_channel), foreign=foreign,
+        image=image, dry_run=dry_run,
+    )  # fmt: skip
+    if as_json:
+        _print_json(done)
+    else:
+        would = "would install" if dry_run else "installed"
+        click.echo(
+            f"install: {would} {len(done['packages'])} packages for Python {done['python']} in "
+            f"{done['prefix']}"
+        )
+        for package in done["packages"] if dry_run else ():
+            click.echo(f"  {package}")
+    _warn(done["warning"])
+
+
+@cli.command()
+@_shared("dry", "json")
+@click.option("--write-contract", is_flag=True, help="Write lock/targets/NAME.toml.")
+@click.option(
+    "--path", type=_FILE, default=Path("/opt/pytorch"), help="The environment that has torch."
+)
+@click.option("--name", default="", help="The contract's name; default: by torch and system.")
+@click.option("--replace", is_flag=True, help="Overwrite a contract of that name.")
+def doctor(
+    dry_run: bool, as_json: bool, write_contract: bool, path: Path, name: str, replace: bool
+) -> None:
+    """Describe this machine's image as a target contract, to build for it."""
+    from sm75 import channelcommands
+
+    if not write_contract:
+        raise UsageError(
+            "doctor does one thing so far",
+            fix="write a contract of this machine: python3 orchestrator.py doctor --write-contract",
+        )
+    done = channelcommands.write_contract(
+        ROOT, path=path, name=name, replace=replace, dry_run=dry_run
     )
-    click.echo(f"installed {len(done.packages)} packages for Python {done.python} in {done.prefix}")
+    if as_json:
+        _print_json(done)
+    elif dry_run:
+        click.echo(done["text"], nl=False)
+    else:
+        click.echo(f"doctor: wrote {done['contract']}")
+    _warn(done["warning"])
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

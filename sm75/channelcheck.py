@@ -19,8 +19,19 @@ SUMS = "SHA256SUMS"
 LOCK = ".lock"
 REPODATA = "repodata.json"
 
-# What a record has besides the fields of the package's own index.json.
-_OF_THE_FILE = ("md5", "sha256", "size")
+# What solvers read. A record must have it as the package's own index.json has it, or lack it too.
+_SOLVED_BY = frozenset(
+    {
+        "name",
+        "version",
+        "build",
+        "build_number",
+        "depends",
+        "constrains",
+        "track_features",
+        "noarch",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -130,7 +141,7 @@ def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterato
     if record.get("md5", md5) != md5:
         yield Problem(path=rel, kind="index", detail=f"md5: index {record.get('md5')}, {md5}")
     described = read_info(path)["index"]
-    for key in sorted((record.keys() | described.keys()) - set(_OF_THE_FILE)):
+    for key in sorted(_SOLVED_BY | described.keys()):
         if (record.get(key) or []) != (described.get(key) or []):
             yield Problem(
                 path=rel,

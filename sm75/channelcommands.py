@@ -11,10 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sm75 import channeltools, closure, contract, fetch
+import msgspec
+
+from sm75 import adapter, channeltools, closure, contract, fetch, recipedeps
 from sm75 import install as installer
 from sm75.basepython import BasePython
 from sm75.closurelock import load_runtime
+from sm75.errors import ChannelError, CheckFailed, LockError
 from sm75.lockfile import ReleaseLock, load_target
 from sm75.progress import Reporter
 from sm75.store import Store
@@ -24,14 +27,27 @@ def lock(
     root: Path, release: ReleaseLock, store: Store, reporter: Reporter, *,
     upgrade: bool = False, check: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Resolve the closure and write runtime.lock.
+    """Resolve the closure and write runtime.lock, and the recipe's list of run dependencies.
 
     Options: ``--release``, ``--store``, ``--upgrade`` (flag: newest versions instead of the locked
     ones), ``--check`` (flag: write nothing, fail when it would change), ``--json``.
     """
+    artifact = release.artifact("vllm-sdist")
+    if not store.has(artifact):
+        fetch.fetch(fetch.plan_artifacts([artifact], store), store, reporter)
+    sdist = store.get(artifact)
+    if check and (wrong := list(recipedeps.problems(root, release, sdist))):
+        raise CheckFailed(
+            f"{recipedeps.RECIPE} does not list what vLLM {release.vllm} requires",
+            why="\n        ".join(wrong),
+            fix="run: python3 orchestrator.py channel lock",
+        )
     found = closure.make_lock(root, release, store, reporter, upgrade=upgrade, check=check)
+    specs = recipedeps.wanted(root, release, sdist)
+    changed = False if check else recipedeps.write(root, release, specs)
     return {"wheels": len(found.packages), "bytes": sum(p.size for p in found.packages),
-            "python": list(found.python)}  # fmt: skip
+            "python": list(found.python), "run_dependencies": len(specs),
+            "recipe_changed": changed}  # fmt: skip
 
 
 def build(
@@ -43,17 +59,24 @@ def build(
     Options: ``--release``, ``--store``, ``--channel``, ``--target NAME`` (contract; default: the
     release lock's), ``--offline`` (flag: fetch nothing), ``--dry-run``, ``--json``.
     """
-    wanted = closure.plan_fetch(load_runtime(root, release.vllm), store)
+    # before anything is fetched
+    agreed = load_target(root, target or release.target)
+    adapter.check_contract(agreed)
+    runtime = load_runtime(root, release.vllm)
+    wanted = closure.plan_fetch(runtime, store)
     if dry_run:
-        return {"download_bytes": wanted.bytes_download, "cached_bytes": wanted.bytes_cached}
-    python = BasePython(root, release, load_runtime(root, release.vllm).python)
+        return {"wheels": len(runtime.packages), "download_bytes": wanted.bytes_download,
+                "cached_bytes": wanted.bytes_cached,
+                "files": [a.filename for a in wanted.todo]}  # fmt: skip
+    python = BasePython(root, release, runtime.python)
     if not offline:
-        fetch.fetch(wanted, store, reporter)
+        if wanted.todo:
+            reporter.line(f"channel: {wanted.describe()}")
+            fetch.fetch(wanted, store, reporter)
         if reason := python.mirror(store, reporter):
             reporter.line(
                 f"channel: goes without python, for conda-forge is out of reach: {reason}"
             )
-    agreed = load_target(root, target or release.target)
     done = closure.build(
         root, release, agreed, store, channel, reporter, base=python.packages(store)
     )
@@ -61,14 +84,24 @@ def build(
             "withdrawn": list(done.withdrawn)}  # fmt: skip
 
 
-def missing(root: Path, release: ReleaseLock, channel: Path) -> dict[str, list[str]]:
+def missing(
+    root: Path, release: ReleaseLock, channel: Path, *, target: str = ""
+) -> dict[str, list[str]]:
     """Say what the channel lacks to be installed from alone, by Python minor.
 
-    Options: ``--release``, ``--channel``, ``--json``. Exit code 0 also when something is missing.
+    Options: ``--release``, ``--channel``, ``--target NAME``, ``--json``. Exit code 1 when anything
+    is missing.
     """
-    box = installer.box_of(load_target(root, release.target))
+    box = installer.box_of(load_target(root, target or release.target))
+    minors = installer.pythons(channel)
+    if not minors:
+        raise ChannelError(
+            f"{channel} has no closure",
+            why="no package in it is for a Python minor" if channel.is_dir() else "it is not there",
+            fix="bring it in: python3 orchestrator.py channel build",
+        )
     with tempfile.TemporaryDirectory(prefix="vllm-sm75-gaps-") as scratch:
-        python = BasePython(root, release, installer.pythons(channel))
+        python = BasePython(root, release, minors)
         found = channeltools.gaps(channel, box, Path(scratch), python)
     return {gap.python: list(gap.missing) for gap in found}
 
@@ -82,11 +115,15 @@ def sizes(channel: Path) -> dict[str, Any]:
     return {"totals": channeltools.totals(found), "packages": {p.file: p.size for p in found}}
 
 
-def export(channel: Path, out: Path) -> dict[str, Any]:
+def export(channel: Path, out: Path, *, dry_run: bool = False) -> dict[str, Any]:
     """Put the channel into one tar, checked first.
 
-    Options: ``--channel``, argument ``OUT`` (path), ``--json``.
+    Options: ``--channel``, argument ``OUT`` (path), ``--dry-run``, ``--json``.
     """
+    if dry_run:
+        installer.check_channel(channel, "it would not be exported")
+        files = [path.stat().st_size for path in channeltools.exported(channel, out)]
+        return {"file": str(out), "files": len(files), "bytes": sum(files)}
     return {"file": str(out), "sha256": channeltools.export(channel, out)}
 
 
@@ -104,31 +141,52 @@ def install(
     """
     agreed = load_target(root, target or release.target)
     place = image or Path(agreed.path)
-    minor = installer.choose_python(channel, agreed, place, python)
     box = installer.box_of(agreed) if foreign else installer.this_box()
+    installer.check_platform(box)
+    minor = installer.choose_python(channel, agreed, place, python)
     if dry_run:
-        installer.check_channel(channel)
-        specs = [installer.NAME, f"python {minor}.*"]
-        records = installer.solve([channel, *extra_channels], specs, box)
-        return {"python": minor, "packages": sorted(r.file_name for r in records)}
-    done = installer.install(
-        channel, prefix, python=minor, box=box, extra_channels=extra_channels, image=image
-    )
-    warning = ""
-    if not foreign and not installer.image_python(place):
-        warning = f"there is no torch in {place}: `import torch` will fail (docs/installing.md)"
-    return {"prefix": str(done.prefix), "python": minor, "packages": list(done.packages),
-            "warning": warning}  # fmt: skip
+        records = installer.prepare(
+            channel, prefix.absolute(), python=minor, box=box, extra_channels=extra_channels
+        )
+        packages = installer.names(records)
+    else:
+        packages = installer.install(
+            channel, prefix, python=minor, box=box, extra_channels=extra_channels, image=image
+        ).packages
+    return {"prefix": str(prefix.absolute()), "python": minor, "packages": list(packages),
+            "warning": "" if foreign else _image_warning(place, minor)}  # fmt: skip
+
+
+def _image_warning(place: Path, minor: str) -> str:
+    theirs = installer.image_python(place)
+    if not theirs:
+        return f"there is no torch in {place}: `import torch` will fail (docs/installing.md)"
+    if theirs != minor:
+        return (
+            f"the torch in {place} is for Python {theirs}, this environment has {minor}: "
+            f"`import torch` will fail; leave --python out, or give --python {theirs}"
+        )
+    return ""
 
 
 def write_contract(
-    root: Path, *, path: Path, name: str = "", replace: bool = False
+    root: Path, *, path: Path, name: str = "", replace: bool = False, dry_run: bool = False
 ) -> dict[str, Any]:
     """Write a target contract on the machine it is about.
 
     Options of ``doctor``: ``--write-contract`` (flag), ``--path DIR`` (default ``/opt/pytorch``),
-    ``--name NAME``, ``--replace`` (flag).
+    ``--name NAME``, ``--replace`` (flag), ``--dry-run``, ``--json``.
+
+    Returns:
+        Its file (empty with ``dry_run``), its text, and a warning when no build serves it.
     """
     found = contract.probe(path)
-    written = contract.write(root, found, name=name, replace=replace)
-    return {"contract": str(written), "text": contract.dump(found)}
+    if name:
+        found = msgspec.structs.replace(found, name=name)
+    warning = ""
+    try:
+        adapter.check_contract(found)
+    except LockError as fault:
+        warning = str(fault)
+    written = "" if dry_run else str(contract.write(root, found, replace=replace))
+    return {"contract": written, "text": contract.dump(found), "warning": warning}

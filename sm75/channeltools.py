@@ -47,9 +47,15 @@ def sizes(channel: Path) -> list[PackageSize]:
     """List the packages of a channel by size, largest first.
 
     Raises:
-        ChannelError: The index cannot be read.
+        ChannelError: There is no index, or it cannot be read.
     """
     found = []
+    if not any(channel.glob(f"*/{REPODATA}")):
+        raise ChannelError(
+            f"there is no channel {channel}",
+            why=f"no directory in it has a {REPODATA}",
+            fix="name one (--channel DIR), or make it: python3 orchestrator.py channel build",
+        )
     for index in sorted(channel.glob(f"*/{REPODATA}")):
         try:
             records: dict[str, Any] = json.loads(index.read_bytes())["packages.conda"]
@@ -123,19 +129,25 @@ def export(channel: Path, out: Path) -> str:
         ChannelError: The channel is damaged.
         DiskError: The tar cannot be written.
     """
-    installer.check_channel(channel)
+    installer.check_channel(channel, "nothing was written")
     with (
         replacing(out) as raw,
         tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in sorted(channel.rglob("*")):
-            name = relative(channel, path)
-            if not path.is_file() or name == LOCK or name.startswith(TMP_PREFIX):
-                continue
-            if path.resolve() == out.resolve():
-                continue
-            tar.add(path, f"channel/{name}", filter=_plain)
+        for path in exported(channel, out):
+            tar.add(path, f"channel/{relative(channel, path)}", filter=_plain)
     return sha256_file(out)
+
+
+def exported(channel: Path, out: Path) -> list[Path]:
+    """The files that :func:`export` takes, in order: no leftovers, and not the tar itself."""
+    found = []
+    for path in sorted(channel.rglob("*")):
+        name = relative(channel, path)
+        own = name == LOCK or name.startswith(TMP_PREFIX) or path.resolve() == out.resolve()
+        if path.is_file() and not own:
+            found.append(path)
+    return found
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -105,6 +105,7 @@ class Omission(_Record, frozen=True, kw_only=True):
         imports: Its importable names. The import tests run with none of them present, unless
             ``provided`` is set.
         provided: The target's image has it, and ``dlami-torch`` makes it visible.
+        optional: With ``provided``: not every image has it, and the package does not ask for it.
         lost: What no longer works without it; empty: nothing that could run there.
     """
 
@@ -112,6 +113,7 @@ class Omission(_Record, frozen=True, kw_only=True):
     reason: Text
     imports: tuple[Text, ...]
     provided: bool = False
+    optional: bool = False
     lost: str = ""
 
 
@@ -121,11 +123,13 @@ class Omissions(_Record, frozen=True, kw_only=True):
     Attributes:
         schema: Must be ``SCHEMA``.
         torch: What the image's torch imports besides the packages that the image provides.
+        offered: What the channel has though nothing requires it.
         omit: The omissions.
     """
 
     schema: int
     torch: tuple[Text, ...]
+    offered: tuple[Text, ...] = ()
     omit: tuple[Omission, ...]
 
     @property

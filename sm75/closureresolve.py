@@ -74,7 +74,7 @@ def read_requirements(metadata: str) -> list[Requirement]:
 
 
 def wanted(vllm: Iterable[Requirement], omissions: Omissions) -> Wanted:
-    """Put together what the closure has to meet: vLLM's requirements and the image's torch's.
+    """Put together what the closure has to meet: vLLM, the image's torch, and what is offered.
 
     Args:
         vllm: vLLM's requirements.
@@ -93,7 +93,7 @@ def wanted(vllm: Iterable[Requirement], omissions: Omissions) -> Wanted:
             fix="remove them from omissions.toml",
         )
     kept = {str(r) for r in own if canonicalize_name(r.name) not in omissions.projects}
-    kept |= {str(Requirement(r)) for r in omissions.torch}
+    kept |= {str(Requirement(r)) for r in (*omissions.torch, *omissions.offered)}
     return Wanted(requirements=tuple(sorted(kept)), excluded=omissions.projects)
 
 

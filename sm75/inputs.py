@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm75.closurelock import OMISSIONS
 from sm75.condapkg import canonical_json
 from sm75.errors import LockError
 from sm75.lockfile import ReleaseLock, load_target
@@ -110,6 +111,8 @@ def collect(
         "patches": patches,
         "overlay": overlays,
         "recipe": recipe,
+        # the package's metadata do not ask for what is left out
+        "omissions": _hashes(root / "lock" / lock.vllm, (OMISSIONS,))[OMISSIONS],
         "patcher": patcher,
         "toolchain": toolchain,
         "target_platform": target_platform,

@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import rattler
 from rattler import exceptions
 
 from sm75 import rattler_rt
 from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir
-from sm75.channelcheck import REPODATA, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, sha256_file, verify_channel
 from sm75.errors import ChannelError, UsageError
 from sm75.lockfile import TargetContract
 
@@ -110,16 +112,40 @@ class Installed:
     python: str
 
 
-def check_channel(channel: Path) -> None:
+def check_platform(box: Box) -> None:
+    """Refuse a machine of another kind.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if box.platform != PLATFORM:
+        raise UsageError(
+            f"{NAME} is for {PLATFORM} (a g5g instance); this machine is {box.platform}",
+            fix="run it on the g5g, or build an image for one: --foreign",
+        )
+
+
+def check_channel(channel: Path, instead: str = "nothing was installed") -> None:
     """Refuse a channel with any fault: no client checks the packages of a directory.
+
+    Args:
+        channel: The channel.
+        instead: What did not happen because of it.
 
     Raises:
         ChannelError: Naming the faults.
     """
-    if problems := verify_channel(channel):
+    if not channel.is_dir():
         raise ChannelError(
-            f"{channel} has {len(problems)} faults; nothing was installed",
-            why="; ".join(map(str, problems[:10])),
+            f"there is no channel {channel}",
+            fix="name one (--channel DIR), or make it: python3 orchestrator.py build, then "
+            "python3 orchestrator.py channel build",
+        )
+    if problems := verify_channel(channel):
+        count = "a fault" if len(problems) == 1 else f"{len(problems)} faults"
+        raise ChannelError(
+            f"{channel} has {count}; {instead}",
+            why="\n        ".join(map(str, problems[:10])),
             fix="copy the channel anew, or build it again",
         )
 
@@ -164,7 +190,8 @@ async def _solve(
 def _explain(channels: Sequence[Path], specs: Sequence[str], box: Box, told: str) -> ChannelError:
     """Say in one sentence what stands in the way, where it can be told apart."""
     records = _records(channels, box.platform)
-    ours = [r for r in records if r.name.normalized in (NAME, "dlami-torch")]
+    # vllm-sm75 first: that is what was asked for
+    ours = [r for name in (NAME, "dlami-torch") for r in records if r.name.normalized == name]
     for record in ours:
         for constraint in record.constrains:
             name, _, wanted = constraint.partition(" ")
@@ -240,15 +267,81 @@ def choose_python(channel: Path, contract: TargetContract, place: Path, asked: s
         raise UsageError(
             "the Python of the image's torch is not known",
             why=f"there is no torch in {place}, and the contract {contract.name} does not say",
-            fix=f"give --python, one of {', '.join(serves)}",
+            fix=f"give --python, one of {', '.join(serves)}"
+            if serves
+            else "bring the closure into the channel: python3 orchestrator.py channel build",
         )
     if minor not in serves:
         raise UsageError(
             f"the channel has no packages for Python {minor}",
-            why=f"it serves {', '.join(serves) or 'none'}",
-            fix="add it to the closure: channel lock, then channel build",
+            why=f"it serves {', '.join(serves) or 'none: it lacks the closure'}",
+            fix=f"give --python, one of {', '.join(serves)}"
+            if serves
+            else "bring the closure in: python3 orchestrator.py channel build",
         )
     return minor
+
+
+def prepare(
+    channel: Path,
+    prefix: Path,
+    *,
+    python: str,
+    box: Box,
+    extra_channels: Sequence[Path] = (),
+    specs: Sequence[str] = (NAME,),
+) -> list[rattler.RepoDataRecord]:
+    """Check everything and choose the packages; nothing is written.
+
+    Args:
+        channel: The channel; checked file by file first.
+        prefix: A directory that does not exist or is empty.
+        python: Python minor.
+        box: The machine it is for.
+        extra_channels: Further channel directories, for instance one with python. Those that have a
+            SHA256SUMS are checked as a whole; of the others, the packages that are chosen.
+        specs: What to install besides python.
+
+    Raises:
+        ChannelError: A channel is damaged, or the machine does not fit.
+        UsageError: The prefix is in use, the machine is of another kind, or there is no such
+            channel.
+    """
+    check_platform(box)
+    if prefix.exists() and (not prefix.is_dir() or any(prefix.iterdir())):
+        raise UsageError(
+            f"{prefix} is not empty", fix="name a new directory, or remove that one first"
+        )
+    for path in extra_channels:
+        if not any(path.glob(f"*/{REPODATA}")):
+            raise UsageError(
+                f"{path} is no channel",
+                why=f"it has no {REPODATA} in a directory named by platform",
+                fix=f"name a directory that holds {PLATFORM}/{REPODATA} or noarch/{REPODATA}",
+            )
+    unchecked = [path for path in extra_channels if not (path / SUMS).exists()]
+    for path in (channel, *(path for path in extra_channels if path not in unchecked)):
+        check_channel(path)
+    records = solve([channel, *extra_channels], [*specs, f"python {python}.*"], box)
+    for path in unchecked:
+        _check_chosen(path, records)
+    return records
+
+
+def _check_chosen(channel: Path, records: Sequence[rattler.RepoDataRecord]) -> None:
+    """Compare the chosen packages of one channel with its index."""
+    for record in records:
+        path = Path(url2pathname(urlsplit(record.url).path))
+        if not path.is_relative_to(channel.absolute()):
+            continue
+        wanted = record.sha256.hex() if record.sha256 else ""
+        got = sha256_file(path) if path.is_file() else ""
+        if got != wanted or not wanted:
+            raise ChannelError(
+                f"{path} is not what its index says; nothing was installed",
+                why=f"sha256: index {wanted or 'none'}, file {got or 'missing'}",
+                fix="copy that channel anew",
+            )
 
 
 def install(
@@ -264,34 +357,23 @@ def install(
     """Install into a new prefix. No network is used.
 
     Args:
-        channel: The channel; checked file by file first.
-        prefix: A directory that does not exist or is empty.
+        channel: See :func:`prepare`, as for the others that it has.
+        prefix: The prefix.
         python: Python minor.
         box: The machine it is for.
-        extra_channels: Further channel directories, for instance one with python; those that have
-            a SHA256SUMS are checked too.
+        extra_channels: Further channels.
         specs: What to install besides python.
         image: Where the image's torch is, when not where the contract says.
 
     Raises:
-        ChannelError: The channel is damaged, or the machine does not fit.
-        UsageError: The prefix is in use, or the machine is of another kind.
+        ChannelError: A channel is damaged, or the machine does not fit.
+        UsageError: See :func:`prepare`.
         DiskError: The disk is full or not writable.
     """
     prefix = prefix.absolute()
-    if box.platform != PLATFORM:
-        raise UsageError(
-            f"{NAME} is for {PLATFORM} (a g5g instance); this machine is {box.platform}",
-            fix="run it on the g5g, or build an image for one: --foreign",
-        )
-    if prefix.exists() and (not prefix.is_dir() or any(prefix.iterdir())):
-        raise UsageError(
-            f"{prefix} is not empty", fix="name a new directory, or remove that one first"
-        )
-    for path in (channel, *(c for c in extra_channels if (c / "SHA256SUMS").exists())):
-        check_channel(path)
-    channels = [channel, *extra_channels]
-    records = solve(channels, [*specs, f"python {python}.*"], box)
+    records = prepare(
+        channel, prefix, python=python, box=box, extra_channels=extra_channels, specs=specs
+    )
     with disk_errors(prefix):
         prefix.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=TMP_PREFIX, dir=prefix.parent))
@@ -307,8 +389,12 @@ def install(
             fsync_dir(prefix.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    names = sorted(f"{r.name.normalized} {r.version} {r.build}" for r in records)
-    return Installed(prefix=prefix, packages=tuple(names), python=python)
+    return Installed(prefix=prefix, packages=names(records), python=python)
+
+
+def names(records: Sequence[rattler.RepoDataRecord]) -> tuple[str, ...]:
+    """``name version build`` of each, sorted."""
+    return tuple(sorted(f"{r.name.normalized} {r.version} {r.build}" for r in records))
 
 
 async def _install(records: list[rattler.RepoDataRecord], scratch: Path, prefix: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether a release lock agrees with the pinned tree, its patches and its variants file.
+"""Whether a release lock agrees with the pinned tree, its patches, variants file and recipe.
 
 Every pin that the tree declares must be in the lock, and must be used as declared or departed from
 by a recorded substitution with its reason. So a new external project, extension or requirement of
@@ -17,7 +17,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from sm75 import fetch, rules
+from sm75 import fetch, recipedeps, rules
 from sm75.errors import LockError, PatchError
 from sm75.lockfile import (
     BUILD_PLATFORMS,
@@ -57,7 +57,8 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
     artifact = lock.artifact("vllm-sdist")
     if not store.has(artifact):
         fetch.fetch(fetch.plan_artifacts([artifact], store), store, SilentReporter())
-    pins = read_pins(store.get(artifact), cuda=cuda_version(lock))
+    sdist = store.get(artifact)
+    pins = read_pins(sdist, cuda=cuda_version(lock))
     target = load_target(root, lock.target)
     problems = [
         *tree_problems(lock, pins),
@@ -65,6 +66,7 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
         *cutlass_problems(lock, store),
         *patch_problems(root, lock),
         *variant_problems(root, lock),
+        *recipedeps.problems(root, lock, sdist),
     ]
     if problems:
         raise LockError(

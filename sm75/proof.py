@@ -36,13 +36,13 @@ def cuobjdump(root: Path, lock: ReleaseLock, store: Store) -> Path | None:
     artifact = lock.artifact(f"cuda-cuobjdump-{build_platform()}")
     if not store.has(artifact):
         return None
-    final = root / ".sm75" / "tools" / f"cuobjdump-{artifact.stored_sha256[:16]}"
-    if not (final / "cuobjdump").is_file():
-        with atomic.directory(final) as scratch, zipfile.ZipFile(store.get(artifact)) as wheel:
-            tool = scratch / "cuobjdump"
-            tool.write_bytes(wheel.read(_CUOBJDUMP))
-            tool.chmod(0o755)
-    return final / "cuobjdump"
+    tool = root / ".sm75" / "tools" / f"cuobjdump-{artifact.stored_sha256[:16]}"
+    with zipfile.ZipFile(store.get(artifact)) as wheel:
+        content = wheel.read(_CUOBJDUMP)
+    # What was unpacked before is used only if it is still what the lock pins.
+    if not tool.is_file() or tool.read_bytes() != content:
+        atomic.write_bytes(tool, content, mode=0o755)
+    return tool
 
 
 def verify_package(root: Path, lock: ReleaseLock, store: Store, package: Path) -> Verification:

@@ -28,6 +28,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def main() -> None:
     install_extensions(native, toolkit, site)
     install_python(tree, site)
     install_rust(site)
-    install_metadata(tree, site)
+    install_metadata(tree, site, src / "lock" / "omissions.toml")
 
 
 def step(name: str) -> None:
@@ -400,8 +401,11 @@ def install_rust(site: Path) -> None:
     print(f"sm75: Rust frontend: {mode}", flush=True)
 
 
-def install_metadata(tree: Path, site: Path) -> None:
-    """Write the dist-info directory, which ``importlib.metadata`` and vLLM's plugins read."""
+def install_metadata(tree: Path, site: Path, omissions: Path) -> None:
+    """Write the dist-info directory, which ``importlib.metadata`` and vLLM's plugins read.
+
+    Its requirements are those that an installation meets, so that ``pip check`` finds no fault.
+    """
     text = (tree / "PKG-INFO").read_text()
     metadata = email.parser.HeaderParser().parsestr(text)
     version = metadata["Version"]
@@ -410,7 +414,14 @@ def install_metadata(tree: Path, site: Path) -> None:
     # Upstream pins the torch that its own wheels are built against. These kernels use torch's
     # stable ABI of 2.11, so that every later one serves.
     text = re.sub(r"(?m)^Requires-Dist: torch==\S+", "Requires-Dist: torch>=2.11", text)
-    text = re.sub(r"(?m)^Requires-Dist: (torchvision|torchaudio)==\S+", r"Requires-Dist: \1", text)
+    text = re.sub(r"(?m)^Requires-Dist: torchvision==\S+", "Requires-Dist: torchvision", text)
+    absent = not_met(omissions)
+    text = re.sub(
+        r"(?m)^Requires-Dist: ([\w.-]+).*\n",
+        # what an extra asks for is for its users to install
+        lambda m: m[0] if "extra ==" in m[0] or normal(m[1]) not in absent else "",
+        text,
+    )
     (info / "METADATA").write_text(text)
     (info / "WHEEL").write_text(
         "Wheel-Version: 1.0\nGenerator: vllm-sm75\nRoot-Is-Purelib: false\n"
@@ -430,6 +441,21 @@ def install_metadata(tree: Path, site: Path) -> None:
         writer.writerow([path.relative_to(site).as_posix(), f"sha256={digest}", len(data)])
     writer.writerow([f"{info.name}/RECORD", "", ""])
     (info / "RECORD").write_text(record.getvalue())
+
+
+def not_met(omissions: Path) -> set[str]:
+    """The projects that vLLM requires and an installation may lack."""
+    entries = tomllib.loads(omissions.read_text(encoding="utf-8"))["omit"]
+    return {
+        normal(entry["project"])
+        for entry in entries
+        if not entry.get("provided") or entry.get("optional")
+    }
+
+
+def normal(project: str) -> str:
+    """A project's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", project).lower()
 
 
 def files(roots: Iterable[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sm75 import channel as channels
-from sm75 import channelcheck, channeltools, closure, condapkg, fetch
+from sm75 import channelcheck, channeltools, closure, condapkg, fetch, recipedeps
 from sm75 import install as installer
 from sm75.basepython import BasePython
 from sm75.build import isolation
@@ -40,9 +40,7 @@ def product(built: Built) -> Path:
         fetch.fetch(closure.plan_fetch(load_runtime(ROOT, LOCK.vllm), STORE), STORE, reporter)
         where = WORK / "channel"
         closure.build(ROOT, LOCK, contract, STORE, where, reporter)
-    wanted = closurekit.requirements(ROOT, LOCK, STORE)
-    package = closurekit.with_requirements(built.package, wanted, WORK / "made")
-    closurekit.publish([package], where)
+    closurekit.publish([built.package], where)
     return where
 
 
@@ -83,11 +81,12 @@ def prefix(product: Path, python: Path) -> Path:
     return where
 
 
-@pytest.mark.xfail(strict=True, reason="the recipe does not list the closure's packages yet")
-def test_recipe_lists_what_the_closure_serves(built: Built) -> None:
-    listed = condapkg.read_info(built.package)["index"]["depends"]
-    missing = sorted({*closurekit.requirements(ROOT, LOCK, STORE)} - {*listed})
-    assert missing == [], "the recipe's run requirements: see closure.run_requirements"
+def test_package_depends_on_what_the_closure_serves(built: Built) -> None:
+    """Spelled in the same way, after everything that reads and writes the specs."""
+    depends = condapkg.read_info(built.package)["index"]["depends"]
+    wanted = recipedeps.wanted(ROOT, LOCK, STORE.get(LOCK.artifact("vllm-sdist")))
+    own = ["python >=3.11,<3.15", "dlami-torch >=2.11"]
+    assert sorted(depends) == sorted([*own, *wanted])
 
 
 @pytest.mark.parametrize("minor", ["3.12", "3.13"])

@@ -51,6 +51,9 @@ def test_wanted_leaves_out_and_adds_torchs_own() -> None:
     want = closureresolve.wanted(vllm, omissions("flashinfer_python", "torch", torch=("sympy>=1",)))
     assert want.requirements == ("numpy", "sympy>=1")
     assert want.excluded == {"flashinfer-python", "torch"}
+    also = Omissions(schema=1, torch=("sympy>=1",), offered=("pip",), omit=())
+    want = closureresolve.wanted([Requirement("numpy")], also)
+    assert want.requirements == ("numpy", "pip", "sympy>=1")
 
 
 def test_omission_that_nothing_requires() -> None:
@@ -209,6 +212,8 @@ def test_committed_lock_and_omissions() -> None:
     assert not projects & left_out.projects
     assert not {p for p in projects if p.startswith("nvidia-")}
     assert {"transformers", "compressed-tensors", "sympy", "uvicorn"} <= projects
+    # conda makes no environment with a python from a channel without it
+    assert [p.python for p in found.packages if p.project == "pip"] == [closureresolve.MINORS]
     assert "flashinfer" in left_out.absent_imports
     assert "torch" not in left_out.absent_imports
     text = (ROOT / "lock" / "0.33.0" / "runtime.lock").read_text()

@@ -158,6 +158,7 @@ CHANGES: dict[str, tuple[Change, tuple[bool, bool]]] = {
     "overlay: CUDA": (_overlay(".cu"), BOTH),
     "overlay: Python": (_overlay(".py"), INPUT),
     "recipe": (_file("recipes/vllm-sm75/recipe.yaml"), INPUT),
+    "omissions": (_file(f"lock/{RELEASE}/omissions.toml"), INPUT),
     "build script": (_file("recipes/vllm-sm75/build.py"), BOTH),
     "compiler": (_option(toolchain={**TOOLCHAIN, "compiler_digest": "1" + "0" * 63}), BOTH),
     "compiler's name": (_option(toolchain={**TOOLCHAIN, "compiler": "g++ 12.2.1"}), BOTH),

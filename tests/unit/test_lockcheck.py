@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sm75 import fetch, lockcheck
+from sm75 import fetch, lockcheck, recipedeps
 from sm75.errors import LockError
 from sm75.lockfile import (
     Constraint,
@@ -388,9 +388,14 @@ def test_the_headers_are_of_the_version_the_lock_says(store: Store, tmp_path: Pa
 def test_check_lists_every_disagreement(
     project: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tarfile.open(tmp_path / "empty.tar.gz", "w:gz"):
-        pass
-    sdist = (tmp_path / "empty.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "small.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo("vllm-0.33.0/PKG-INFO")
+        info.size = len(b"Requires-Dist: newthing\n")
+        archive.addfile(info, io.BytesIO(b"Requires-Dist: newthing\n"))
+    sdist = (tmp_path / "small.tar.gz").read_bytes()
+    for name in (str(recipedeps.RECIPE), f"lock/{LOCK.vllm}/omissions.toml"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, project / name)
     lock = stored(store, sealed(project), "vllm-sdist", sdist, tmp_path)
     monkeypatch.setattr(lockcheck, "read_pins", lambda path, cuda: PINS)
     with pytest.raises(LockError) as caught:
@@ -398,6 +403,7 @@ def test_check_lists_every_disagreement(
     message = str(caught.value)
     assert "0001-cmake-turing-only.patch" in message
     assert "vllm_sdist_sha256" in message
+    assert "recipe.yaml: it does not list newthing" in message
     assert caught.value.exit_code == 3
 
 
@@ -464,7 +470,7 @@ def test_our_sources_include_the_headers_of_cutlass_2x_only() -> None:
     sources |= {name: (overlay / name).read_bytes() for name in ours}
     with zipfile.ZipFile(fetched(store, "cutlass")) as wheel:
         there = {name.partition("/include/")[2] for name in wheel.namelist()}
-    assert len(ours) == 3
+    assert len(ours) == 5
     seen: set[str] = set()
     included: set[str] = set()
     todo = list(ours)

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.projectkit import ROOT, load
+from tests.unit.projectkit import RELEASE, ROOT, load
 
+OMISSIONS = ROOT / "lock" / RELEASE / "omissions.toml"
 script = load(ROOT / "recipes" / "vllm-sm75" / "build.py")
 
 
@@ -199,6 +200,12 @@ Requires-Dist: torch==2.14.0
 Requires-Dist: torchaudio==2.11.0
 Requires-Dist: torchvision==0.29.0
 Requires-Dist: torchcodec>=0.14
+Requires-Dist: PyNvVideoCodec==2.0.4
+Requires-Dist: nvidia-cutlass-dsl[cu13]==4.8.0
+Requires-Dist: tokenspeed-mla==2.0.3; platform_system == "Linux"
+Requires-Dist: fastsafetensors>=0.3.3
+Provides-Extra: fastsafetensors
+Requires-Dist: fastsafetensors>=0.3.3; extra == "fastsafetensors"
 Requires-Dist: zentorch==2.14.0.1; extra == "zen"
 Provides-Extra: zen
 
@@ -234,7 +241,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespac
     monkeypatch.setenv("target_platform", "linux-aarch64")
     monkeypatch.setenv("SM75_RUST", "prebuilt")
     script.install_python(tree, site)
-    script.install_metadata(tree, site)
+    script.install_metadata(tree, site, OMISSIONS)
     return SimpleNamespace(tree=tree, site=site, info=site / "vllm-0.33.0.dist-info")
 
 
@@ -244,15 +251,15 @@ def test_python_files_without_caches(installed: SimpleNamespace) -> None:
     assert not any("pyc" in name for name in found)
 
 
-def test_requirements_are_those_of_the_stable_abi(installed: SimpleNamespace) -> None:
+def test_requirements_are_those_that_an_installation_meets(installed: SimpleNamespace) -> None:
+    """Any torch of the stable ABI, and none of what the lock leaves out, but for extras."""
     dist = importlib.metadata.Distribution.at(installed.info)
     assert dist.version == "0.33.0"
     assert dist.requires == [
         "regex",
         "torch>=2.11",
-        "torchaudio",
         "torchvision",
-        "torchcodec>=0.14",
+        'fastsafetensors>=0.3.3; extra == "fastsafetensors"',
         'zentorch==2.14.0.1; extra == "zen"',
     ]
     assert dist.metadata["License-Expression"] == "Apache-2.0"
@@ -302,7 +309,7 @@ def test_metadata_does_not_depend_on_when(installed: SimpleNamespace, tmp_path: 
     (again / "vllm").mkdir(parents=True)
     (again / "vllm" / "spinloop.abi3.so").write_bytes(b"\x7fELF")
     script.install_python(installed.tree, again)
-    script.install_metadata(installed.tree, again)
+    script.install_metadata(installed.tree, again, OMISSIONS)
     for path in installed.info.rglob("*"):
         if path.is_file():
             other = again / path.relative_to(installed.site)

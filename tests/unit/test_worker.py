@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import rattler_build
 
-from sm75 import worker
+from sm75 import recipedeps, worker
 from sm75.channel import index
 from sm75.worker import Job
 from tests.unit.projectkit import RELEASE, ROOT
@@ -90,7 +90,10 @@ def test_recipe(
         "gxx_linux-aarch64", "cuda-nvcc", "cmake", "ninja", "ccache", "python", "jinja2", "unidiff"
     }  # fmt: skip
     assert set(asked["host"]) == HOST | {"vllm-rs-prebuilt"}
-    assert asked["run"] == ["python >=3.11,<3.15", "dlami-torch >=2.11"]
+    # as they are written: what a recipe library makes of a spec must be what the closure serves
+    listed = recipedeps.listed(RECIPE.read_text(), RELEASE)
+    assert len(listed) > 60
+    assert asked["run"] == ["python >=3.11,<3.15", "dlami-torch >=2.11", *listed]
     assert asked["run_constraints"] == [
         "vllm <0a0", "pytorch <0a0", "__cuda >=13", "__cuda_arch >=7.5,<8", "__glibc >=2.34"
     ]  # fmt: skip
@@ -121,6 +124,7 @@ def test_sources_are_local_and_the_sdist_is_pinned(renderer: Renderer) -> None:
     assert sources[0]["path"] == f"../../.sm75/sources/vllm-{RELEASE}.tar.gz"
     assert sources[0]["sha256"] == "0" * 64
     assert sources[1]["path"] == f"../../patches/{RELEASE}"
+    assert sources[3]["path"] == f"../../lock/{RELEASE}/omissions.toml"
 
 
 def test_without_rust(renderer: Renderer) -> None:
