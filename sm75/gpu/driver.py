@@ -86,7 +86,7 @@ class Driver:
         handle = self._call(self._cu.cuDeviceGet(torch.cuda.current_device()))
 
         def ask(name: str) -> int:
-            return int(self._call(self._cu.cuDeviceGetAttribute(kind[name], handle)))
+            return int(self._call(self._cu.cuDeviceGetAttribute(getattr(kind, name), handle)))
 
         version = int(self._call(self._cu.cuDriverGetVersion()))
         prefix = "CU_DEVICE_ATTRIBUTE_"
@@ -120,7 +120,7 @@ class Driver:
         kind = self._cu.CUfunction_attribute
 
         def ask(name: str) -> int:
-            return int(self._call(self._cu.cuFuncGetAttribute(kind[name], handle)))
+            return int(self._call(self._cu.cuFuncGetAttribute(getattr(kind, name), handle)))
 
         return Function(
             handle=(module, handle),
@@ -131,7 +131,7 @@ class Driver:
     def reserve(self, function: Function, shared: int) -> None:
         """Allow launches with so many bytes of dynamic shared memory."""
         name = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
-        attribute = self._cu.CUfunction_attribute[name]
+        attribute = getattr(self._cu.CUfunction_attribute, name)
         self._call(self._cu.cuFuncSetAttribute(function.handle[1], attribute, shared))
 
     def blocks(self, function: Function, threads: int, shared: int) -> int:

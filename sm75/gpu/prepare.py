@@ -97,7 +97,7 @@ class Cache:
     def put(self, event: Mapping[str, Any]) -> None:
         """Keep what the worker compiled."""
         self.home.mkdir(parents=True, exist_ok=True)
-        kept = {name: event[name] for name in (*_KEPT, "ptx")}
+        kept = {name: event[name] for name in (*_KEPT, "ptx")} | {"types": dict(event["types"])}
         atomic.write_bytes(self.home / f"{event['key']}.json", json.dumps(kept).encode())
 
     def get(self, key: str) -> Prepared:

@@ -54,7 +54,8 @@ class Numbers:
         # What nobody wrote is not a number: a kernel that reads it shows.
         for tensor in (made.out, *made.split):
             tensor.fill_(torch.nan)
-        made.raw.view(torch.uint8).fill_(255)
+        # Descriptors read whole blocks, as upstream has it: there it is 61,280 (0x7B7B).
+        made.raw.view(torch.uint8).fill_(0x7B if trial.descriptors else 0xFF)
         made.q.copy_(self._normal(*made.q.shape))
         made.descale.fill_(1.0)
         made.starts.copy_(self._starts(batch.queries))

@@ -37,6 +37,8 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 # Tensor-core and fused multiply-add instructions in PTX.
 _MMA = re.compile(r"\b(?:wmma\.mma|mma\.sync)\b")
 _FMA = re.compile(r"\bfma\.rn\.")
+# Parameters of an entry, by the width of their type.
+_PARAM = re.compile(r"\.param \.[a-z](\d+)")
 # Launch parameters worth a column; the names of the audited kernels.
 _SHOWN = re.compile(r"^(BLOCK|TILE|IS_3D|HEAD_SIZE|D$|num_warps|num_stages|PACKED|PADDED)")
 
@@ -150,21 +152,26 @@ def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield event
 
 
+def _width(kind: str) -> str:
+    return "64" if kind.startswith("*") else kind.lstrip("abcdefghijklmnopqrstuvwxyz")
+
+
 def _launching(variant: dict[str, Any], metadata: Any, ptx: str) -> dict[str, Any]:
     """What it takes to launch a variant without Triton: its PTX, and which argument is what."""
     names = list(variant["signature"])
-    entry = ptx.partition(".entry")[2]
-    # Triton's own two behind the kernel's: global and profiling scratch.
-    wanted = sum(kind != "constexpr" for kind in variant["signature"].values()) + 2
-    if entry.partition(")")[0].count(".param ") != wanted:
-        raise TypeError(f"the entry does not take {wanted} parameters")
+    kinds = [kind for kind in variant["signature"].values() if kind != "constexpr"]
+    # Triton's own two stand behind the kernel's: global and profiling scratch.
+    entry = ptx.partition(".entry")[2].partition(")")[0]
+    if _PARAM.findall(entry) != [_width(kind) for kind in [*kinds, "*i8", "*i8"]]:
+        raise TypeError(f"the entry's parameters are not {kinds} and two pointers")
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise TypeError("it takes scratch memory, which the launcher does not give")
     return {
         "ptx": ptx,
         "entry": metadata.name,
         "warps": metadata.num_warps,
-        "types": variant["signature"],
+        # Pairs: the order is that of the parameters, and events are sorted by name.
+        "types": list(variant["signature"].items()),
         "constants": {names[path[0]]: plain(value) for path, value in variant["constants"].items()},
         "aligned": [
             names[path[0]]

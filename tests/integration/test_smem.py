@@ -20,6 +20,7 @@ from sm75.smem import audit as audits
 from sm75.smem import toolenv, trees
 from sm75.smem.audit import Audit
 from sm75.store import default_root
+from tests.integration.conftest import Built, orchestrate
 
 ROOT = Path(__file__).resolve().parents[2]
 SERIES = Path(os.environ.get("SM75_TEST_SERIES") or ROOT / "patches" / "0.33.0")
@@ -142,6 +143,19 @@ def test_patched_is_within_the_limits(python: Path, patched: Path) -> None:
     ]
     assert decode
     assert {variant.spill_stores for variant in decode} == {0}
+
+
+def test_built_package_is_what_the_sources_say(
+    built: Built, patched: Path, python: Path, tmp_path: Path
+) -> None:
+    """The modules in the real ``.conda`` launch what the patched sources launch, and pass."""
+    trees.from_package(built.package, tmp_path)
+    assert record(tmp_path, "7.5") == record(patched, "7.5")
+    done = orchestrate("verify", "--smem", "--json", str(built.package))
+    result = json.loads(done.stdout)
+    assert done.returncode == 0, result["problems"]
+    assert result["subject"] == built.package.name
+    assert len(result["launches"]) > 100
 
 
 def test_model_is_exact(python: Path, patched: Path, unpatched: Path) -> None:
