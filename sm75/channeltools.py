@@ -17,7 +17,7 @@ from sm75.atomic import TMP_PREFIX, replacing
 from sm75.basepython import BasePython
 from sm75.channelcheck import LOCK, REPODATA, relative, sha256_file
 from sm75.condapkg import EPOCH, tar_info, write_conda
-from sm75.errors import ChannelError
+from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
 
 # Sizes that the channel is to stay under, bytes.
@@ -127,9 +127,16 @@ def export(channel: Path, out: Path) -> str:
 
     Raises:
         ChannelError: The channel is damaged.
+        UsageError: ``out`` is a directory or a device.
         DiskError: The tar cannot be written.
     """
     installer.check_channel(channel, "nothing was written")
+    if out.exists() and not out.is_file():
+        raise UsageError(
+            f"{out} is no file to write to",
+            why="it is a directory or a device",
+            fix="name a file: python3 orchestrator.py channel export vllm-sm75.tar",
+        )
     with (
         replacing(out) as raw,
         tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar,

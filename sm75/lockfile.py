@@ -310,7 +310,7 @@ def load_release(root: Path, release: str | None = None) -> ReleaseLock:
         raise LockError(
             f"there is no lock for vLLM release '{release}'",
             why="known releases: " + (", ".join(known) or "none"),
-            fix=f"name one of those, or make it: lock {release}",
+            fix="name one of those with --release",
         )
     path = root / "lock" / release / "release.toml"
     lock = parse_release(_read(path), where=str(path))

@@ -47,15 +47,20 @@ def check_places(work: Path, store: Path, channel: Path, temporary: str | None) 
             )
     check_location(work)
     check_location(channel)
-    there = channel.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise DiskError(
-            f"the channel {channel} cannot be written",
-            why=f"{there} is {'not writable' if there.is_dir() else 'not a directory'}",
-            fix="name another with --channel",
-        )
+    for place, what, fix in (
+        (channel, "the channel", "name another with --channel"),
+        # Fetched files may be shared read-only; the compiler cache beside them is written to.
+        (store / "ccache", "the compiler cache", "name a store of your own with --store"),
+    ):
+        there = place.absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise DiskError(
+                f"{what} {place} cannot be written",
+                why=f"{there} is {'not writable' if there.is_dir() else 'not a directory'}",
+                fix=fix,
+            )
 
 
 def check_location(channel: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sm75 import channel as channels
 from sm75 import channelcheck, channeltools, install
 from sm75.basepython import BasePython
-from sm75.errors import ChannelError
+from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
 from sm75.lockfile import load_release, load_target
 from tests.unit import channelkit
@@ -141,3 +142,13 @@ def test_something_else_is_missing(tmp_path: Path, box: Box) -> None:
     (text,) = gaps(made, box, tmp_path)["3.12"]
     assert "nowhere-to-be-had" in text
     assert "libraries" not in text
+
+
+def test_export_writes_over_no_device(tmp_path: Path) -> None:
+    """As root a rename would put a file in its place."""
+    channel = tmp_path / "channel"
+    channels.publish([], channel)
+    os.mkfifo(tmp_path / "pipe")
+    for out in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match="is no file to write to"):
+            channeltools.export(channel, out)

@@ -60,6 +60,13 @@ def test_channel_below_a_file(tmp_path: Path) -> None:
     assert "not a directory" in err.value.why
 
 
+def test_compiler_cache_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "ccache").write_text("")
+    with pytest.raises(DiskError, match=r"the compiler cache .* cannot be written"):
+        preflight.check_places(tmp_path, tmp_path / "store", tmp_path / "channel", None)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_channel_that_may_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
