@@ -91,19 +91,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 EXPLAINED: tuple[Explained, ...] = (
     Explained(
         kernel="kernel_unified_attention",
-        parameters={"HEAD_SIZE_PADDED": 512, "IS_3D": False, "num_warps": 4},
-        most=4096,
-        why="prefill at head 512: 8 warps do not spill but were slower (sm_75 PTX on an H200: "
-        "18.3 ms against 12.9 ms)",
-    ),
-    Explained(
-        kernel="kernel_unified_attention",
-        parameters={"HEAD_SIZE_PADDED": 256, "TILE_SIZE": 32, "num_warps": 4},
-        most=1536,
-        why="upstream's tile of 32 at head 256 keeps 255 registers busy",
-    ),
-    Explained(
-        kernel="kernel_unified_attention",
         parameters={"HEAD_SIZE_PADDED": 256, "BLOCK_M": 32},
         most=6144,
         why="more than 16 queries a KV head at head 256: no released model, upstream's warps",

@@ -35,11 +35,18 @@ MIN_BLOCK_M = 16
 DECODE_QUERIES = 8
 
 # Warps a block, by padded head size: (decode, prefill). None keeps Triton's default of 4.
-# Head 512, tile 16: sm_75 PTX compiled by the driver on an H200 (no Turing card has been
-# measured). Decode of 8 requests at 4,096 tokens: 0.793 ms with 4 warps, 0.326 ms with 8, for 4
-# spill 3.4 KB of registers a thread and 8 none. Prefill of 4 x 512 tokens at 2,048: 12.9 ms with
-# 4, 18.3 ms with 8. docs/turing-attention.md has the table.
-NUM_WARPS: dict[int, tuple[int | None, int | None]] = {512: (8, None)}
+# Head 512, tile 16: with 4 warps ptxas gives up on sm_75's 255 registers, takes 64, and moves 5 KB a
+# thread through local memory for each tile; 8 warps spill nothing. The sm_75 PTX on an H200 (no
+# Turing card has been measured): decode 0.65 to 0.81 ms with 4 warps, 0.34 with 8. Prefill 14.4 ms
+# with 4 and 18.4 with 8, but there the driver spills a third of what sm_75 code does, into an L2
+# that holds it; a T4G's would not. docs/turing-attention.md has the table and the sum.
+NUM_WARPS: dict[int, tuple[int | None, int | None]] = {512: (8, 8)}
+
+# Largest tile, by padded head size, where a smaller one than fits is better. Head 256 with tile 32
+# takes 49,152 bytes and spills 0.7 to 0.9 KB a thread; with 16 two blocks share a multiprocessor and
+# nothing is spilled. Prefill, sm_75 PTX on an H200 with a T4G's number of blocks: 6.4 and 5.4 ms.
+# For blocks of MIN_BLOCK_M rows and caches other than INT4, which were measured.
+TILES: dict[int, int] = {256: 16}
 
 
 class Launch(NamedTuple):
@@ -126,11 +133,14 @@ def choose(
     decode: bool,
     packed: bool = False,
 ) -> Launch:
-    """The largest tiles, up to upstream's, whose blocks fit; warps from the table.
+    """The largest tiles, up to upstream's and the table's, whose blocks fit; warps from the table.
 
     Raises:
         ValueError: No tile fits ``block_m`` rows of this head size.
     """
+    if block_m == MIN_BLOCK_M and not packed:
+        most = TILES.get(padded(head_size), max(tile_prefill, tile_decode))
+        tile_prefill, tile_decode = min(tile_prefill, most), min(tile_decode, most)
     prefill = largest_tile(head_size, block_m, tile_prefill, packed)
     decoding = largest_tile(head_size, block_m, tile_decode, packed)
     if prefill is None or decoding is None:
