@@ -182,7 +182,22 @@ class _Provider:
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """The build's tools are taken for present."""
-    monkeypatch.setattr("sm75.toolchain.choice.choose", lambda *_: _Provider())
+    monkeypatch.setattr("sm75.toolchain.choice.choose", lambda *_, install: _Provider())
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--offline"])
+def test_no_compiler_is_installed_where_nothing_may_be_fetched(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    allowed: list[bool] = []
+
+    def choose(*_: object, install: bool) -> _Provider:
+        allowed.append(install)
+        return _Provider()
+
+    monkeypatch.setattr("sm75.toolchain.choice.choose", choose)
+    run("build", option, "--channel", tmp_path / "channel", "--store", tmp_path / "store")
+    assert allowed == [False]
 
 
 @pytest.mark.usefixtures("no_tools")
