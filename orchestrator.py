@@ -294,17 +294,19 @@ def verify(
     """
     lock = _lock(release)
     if gpu:
-        from sm75 import gpu as trials
+        from sm75.gpu import report as trials
 
-        if code := trials.cli_run(ROOT, lock, _store(store), package, bundle, result, as_json):
+        if code := trials.run_and_print(
+            ROOT, lock, _store(store), package, bundle=bundle, result=result, as_json=as_json
+        ):
             raise SystemExit(code)
         return
     if bundle is not None or result is not None:
         raise UsageError("--bundle and --result belong to --gpu", fix="give --gpu as well")
     if smem:
-        from sm75 import smem as audit
+        from sm75.smem import report as audit
 
-        if code := audit.cli_run(ROOT, lock, _store(store), package, as_json):
+        if code := audit.run_and_print(ROOT, lock, _store(store), package, as_json=as_json):
             raise SystemExit(code)
         return
     if package is None:

@@ -20,10 +20,9 @@ from packaging.version import InvalidVersion, Version
 
 from sm75.condapkg import FileSource, canonical_json, tree, write_conda
 from sm75.errors import BuildError, LockError
-from sm75.lockfile import TargetContract
+from sm75.lockfile import G5G, TargetContract
 
 NAME = "dlami-torch"
-PLATFORM = "linux-aarch64"
 # vLLM's extensions use torch's stable ABI of this version (TORCH_TARGET_VERSION, CMakeLists.txt).
 FLOOR = Version("2.11")
 # Raise it when the same recipe and contract would give another package.
@@ -105,7 +104,7 @@ def build(root: Path, contract: TargetContract, out_dir: Path) -> Path:
             name=NAME,
             version=str(rendered["package"]["version"]),
             build=f"h{digest[:12]}_0",
-            subdir=PLATFORM,
+            subdir=G5G,
             files=files,
             depends=depends,
             constrains=constrains,
@@ -122,12 +121,12 @@ def build(root: Path, contract: TargetContract, out_dir: Path) -> Path:
 
 def _render(recipe: Path, facts: Mapping[str, str]) -> dict[str, Any]:
     platform = rattler_build.PlatformConfig(
-        target_platform=PLATFORM, build_platform=PLATFORM, host_platform=PLATFORM
+        target_platform=G5G, build_platform=G5G, host_platform=G5G
     )
     variants = rattler_build.VariantConfig(
         {
-            "host_platform": [PLATFORM],
-            "build_platform": [PLATFORM],
+            "host_platform": [G5G],
+            "build_platform": [G5G],
             **{key: [value] for key, value in facts.items()},
         }
     )

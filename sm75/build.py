@@ -143,7 +143,18 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
             "does not have",
             fix="use --rust prebuilt (the official wheel's binary, by hash) or --rust none",
         )
-    made_of = inputs.collect(
+    made_of = _made_of(lock, provider, settings, platform)
+    rel = f"{settings.target_platform}/{settings.name}-{lock.vllm}-{made_of.build_string}.conda"
+    needed = settings.recompile or not channelcheck.holds(settings.channel, rel)
+    if needed:
+        preflight.check_channel(settings.channel, rel)
+    return Planned(inputs=made_of, package=settings.channel / rel, needed=needed, platform=platform)
+
+
+def _made_of(
+    lock: ReleaseLock, provider: Provider, settings: Settings, platform: str
+) -> inputs.Inputs:
+    return inputs.collect(
         settings.root,
         lock,
         load_series(settings.root / "patches" / lock.vllm),
@@ -153,11 +164,6 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         rust=settings.rust,
         ptx=settings.ptx,
     )
-    rel = f"{settings.target_platform}/{settings.name}-{lock.vllm}-{made_of.build_string}.conda"
-    needed = settings.recompile or not channelcheck.holds(settings.channel, rel)
-    if needed:
-        preflight.check_channel(settings.channel, rel)
-    return Planned(inputs=made_of, package=settings.channel / rel, needed=needed, platform=platform)
 
 
 def check_target(settings: Settings) -> None:
@@ -278,7 +284,7 @@ def _build(
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
     run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
-    now = look(lock, provider, settings).inputs
+    now = _made_of(lock, provider, settings, planned.platform)
     if now.input_hash != planned.inputs.input_hash:
         changed = sorted(k for k, v in now.facts.items() if v != planned.inputs.facts.get(k))
         raise BuildError(

@@ -24,16 +24,17 @@ from sm75.channelcheck import (
     LOCK,
     REPODATA,
     SUMS,
-    check_sums,
+    check_listed,
+    check_location,
+    own_place,
     read_sums,
     relative,
     sha256_file,
 )
 from sm75.channelcheck import Problem as Problem
 from sm75.channelcheck import verify_channel as verify_channel
-from sm75.condapkg import canonical_json, read_info, verify_payload
+from sm75.condapkg import canonical_json, verify_payload
 from sm75.errors import BusyError, ChannelError
-from sm75.preflight import check_location
 
 # Indexes that clients prefer to repodata.json when they lie beside it; we write none, so any that
 # is found is stale.
@@ -117,8 +118,8 @@ def publish(
         healed = withdrawn | set(documents or {}) | (set(new) if replace else set())
         problems = [
             p
-            for p in check_sums(channel, read_sums(channel))
-            if p.kind != "extra" and p.path not in healed
+            for p in check_listed(channel, read_sums(channel))
+            if p.path not in healed
             if not (p.kind == "missing" and p.path in new)
         ]
         if problems:
@@ -159,11 +160,11 @@ def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> 
 
 def _destination(package: Path) -> str:
     """Give ``subdir/file`` of a package, checking that its name is its own."""
-    described = read_info(package)["index"]
-    expected = f"{described['name']}-{described['version']}-{described['build']}.conda"
+    place = own_place(package)
+    expected = place.partition("/")[2]
     if package.name != expected:
         raise ChannelError(f"{package.name} is misnamed", why=f"its index.json makes it {expected}")
-    return f"{described['subdir']}/{package.name}"
+    return place
 
 
 def _rebuild(

@@ -100,8 +100,32 @@ def relative(root: Path, path: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def check_sums(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
-    """Compare the files of a channel with what ``SHA256SUMS`` lists.
+def check_location(channel: Path) -> None:
+    """Refuse a place that conda misreads.
+
+    Raises:
+        ChannelError: The path has a directory called ``t``.
+    """
+    if "/t/" in f"{channel.absolute()}/":
+        raise ChannelError(
+            f"no channel can live in {channel}",
+            why="conda takes /t/NAME in a channel's path for an access token and cuts it out",
+            fix="choose a path without a directory called t",
+        )
+
+
+def own_place(package: Path) -> str:
+    """Give ``subdir/file`` of a package as its own index.json has it, whatever its name is.
+
+    Raises:
+        ChannelError: It is no conda package.
+    """
+    index = read_info(package)["index"]
+    return f"{index['subdir']}/{index['name']}-{index['version']}-{index['build']}.conda"
+
+
+def check_listed(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
+    """Compare the files that ``SHA256SUMS`` lists with their hashes.
 
     Args:
         channel: Channel root.
@@ -115,6 +139,9 @@ def check_sums(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
             yield Problem(
                 path=name, kind="altered", detail=f"sha256 expected {expected}, got {got}"
             )
+
+
+def _check_unlisted(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
     for path in sorted(channel.rglob("*")):
         rel = relative(channel, path)
         own = rel in (SUMS, LOCK) or path.name == REPODATA or rel.startswith(TMP_PREFIX)
@@ -187,7 +214,8 @@ def verify_channel(channel: Path) -> list[Problem]:
     if not (channel / SUMS).exists():
         found.add(Problem(path=SUMS, kind="missing"))
     try:
-        found |= set(check_sums(channel, read_sums(channel)))
+        sums = read_sums(channel)
+        found |= {*check_listed(channel, sums), *_check_unlisted(channel, sums)}
     except ChannelError as err:
         found.add(Problem(path=SUMS, kind="altered", detail=err.why))
     subdirs = {p for p in channel.iterdir() if p.is_dir() and not p.name.startswith(TMP_PREFIX)}
@@ -227,7 +255,7 @@ def holds(channel: Path, rel: str) -> bool:
     own = {k: v for k, v in read_sums(channel).items() if k == rel or k.startswith(f"{name}.")}
     if rel not in own:
         faults.append(Problem(path=SUMS, kind="missing", detail=f"the line of {rel}"))
-    faults += [fault for fault in check_sums(channel, own) if fault.kind != "extra"]
+    faults += check_listed(channel, own)
     if faults:
         raise ChannelError(
             f"{channel / rel} is damaged, or what the channel says of it",

@@ -32,10 +32,7 @@ def lock(
     Options: ``--release``, ``--store``, ``--upgrade`` (flag: newest versions instead of the locked
     ones), ``--check`` (flag: write nothing, fail when it would change), ``--json``.
     """
-    artifact = release.artifact("vllm-sdist")
-    if not store.has(artifact):
-        fetch.fetch(fetch.plan_artifacts([artifact], store), store, reporter)
-    sdist = store.get(artifact)
+    sdist = fetch.obtain(release.artifact("vllm-sdist"), store, reporter)
     if check and (wrong := list(recipedeps.problems(root, release, sdist))):
         raise CheckFailed(
             f"{recipedeps.RECIPE} does not list what vLLM {release.vllm} requires",

@@ -19,6 +19,7 @@ from sm75.channelcheck import LOCK, REPODATA, relative, sha256_file
 from sm75.condapkg import EPOCH, tar_info, write_conda
 from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
+from sm75.lockfile import G5G
 
 # Sizes that the channel is to stay under, bytes.
 LIMITS = {"whole closure": 1 << 30, installer.NAME: 60 << 20}
@@ -209,7 +210,7 @@ def gaps(channel: Path, box: Box, scratch: Path, python: BasePython) -> list[Gap
 def _standin(channel: Path, minor: str) -> Path:
     """A channel with an empty python, to see whether all else is there."""
     package = write_conda(
-        channel / "made", name="python", version=f"{minor}.99", subdir=installer.PLATFORM,
+        channel / "made", name="python", version=f"{minor}.99", subdir=G5G,
         build=f"0_cp{minor.replace('.', '')}", files={}, license="",
     )  # fmt: skip
     channels.publish([package], channel / "channel")

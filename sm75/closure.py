@@ -35,7 +35,7 @@ from sm75.closurelock import (
 )
 from sm75.condapkg import canonical_json, read_info
 from sm75.errors import CheckFailed, FetchError
-from sm75.lockfile import ReleaseLock, TargetContract
+from sm75.lockfile import G5G, ReleaseLock, TargetContract
 from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.wheelfile import Wheel
@@ -90,7 +90,7 @@ def make_lock(
     )
     reporter.line(f"channel: resolving {len(want.requirements)} requirements with uv")
     found = closureresolve.resolve(
-        want, release=release.vllm, platform=adapter.PLATFORM, former=former, upgrade=upgrade
+        want, release=release.vllm, platform=G5G, former=former, upgrade=upgrade
     )
     fetch.fetch(plan_fetch(found, store), store, reporter)
     found = msgspec.structs.replace(
@@ -343,8 +343,7 @@ def run_requirements(vllm: Iterable[Requirement], omissions: Omissions) -> tuple
     for requirement in vllm:
         project = canonicalize_name(requirement.name)
         if project in omissions.projects or not any(
-            closureresolve.applies(requirement, adapter.PLATFORM, minor)
-            for minor in closureresolve.MINORS
+            closureresolve.applies(requirement, G5G, minor) for minor in closureresolve.MINORS
         ):
             continue
         name = wheelmeta.conda_name(project, NAMES)

@@ -127,6 +127,22 @@ def require(wanted: FetchPlan) -> None:
         )
 
 
+def obtain(artifact: Artifact, store: Store, reporter: Reporter) -> Path:
+    """Give one artifact's file, fetching it first when the store lacks it.
+
+    Args:
+        artifact: The artifact.
+        store: The store.
+        reporter: Shows progress.
+
+    Raises:
+        FetchError: It cannot be had, or is not what the lock pins.
+    """
+    if not store.has(artifact):
+        fetch(plan_artifacts([artifact], store), store, reporter)
+    return store.get(artifact)
+
+
 def fetch(
     wanted: FetchPlan,
     store: Store,

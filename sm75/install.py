@@ -24,10 +24,9 @@ from sm75 import rattler_rt
 from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir
 from sm75.channelcheck import REPODATA, SUMS, sha256_file, verify_channel
 from sm75.errors import ChannelError, UsageError
-from sm75.lockfile import TargetContract
+from sm75.lockfile import G5G, TargetContract
 
 NAME = "vllm-sm75"
-PLATFORM = "linux-aarch64"
 # Graviton2's cores, as archspec calls them (g5g).
 _ARCHSPEC = "neoverse_n1"
 # Where dlami-torch looks for the place of the image's torch, below the prefix.
@@ -94,7 +93,7 @@ def box_of(contract: TargetContract) -> Box:
     """Describe the target of a contract, for building an image elsewhere; without a GPU."""
     virtual = {"__unix": "0", "__linux": "0", "__archspec": "1"}
     virtual["__glibc"] = contract.glibc or "2.34"
-    return Box(platform=PLATFORM, virtual=virtual)
+    return Box(platform=G5G, virtual=virtual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +117,9 @@ def check_platform(box: Box) -> None:
     Raises:
         UsageError: It is one.
     """
-    if box.platform != PLATFORM:
+    if box.platform != G5G:
         raise UsageError(
-            f"{NAME} is for {PLATFORM} (a g5g instance); this machine is {box.platform}",
+            f"{NAME} is for {G5G} (a g5g instance); this machine is {box.platform}",
             fix="run it on the g5g, or build an image for one: --foreign",
         )
 
@@ -215,7 +214,7 @@ def _explain(channels: Sequence[Path], specs: Sequence[str], box: Box, told: str
 
 def _fits(constraint: str, name: str, version: str) -> bool:
     record = rattler.PackageRecord(
-        name, rattler.VersionWithSource(version), rattler.BuildString("0"), 0, PLATFORM
+        name, rattler.VersionWithSource(version), rattler.BuildString("0"), 0, G5G
     )
     return rattler.MatchSpec(constraint).matches(record)
 
@@ -236,7 +235,7 @@ def _records(channels: Sequence[Path], platform: str) -> list[rattler.RepoDataRe
 def pythons(channel: Path) -> list[str]:
     """The Python minors that a channel's closure serves, oldest first."""
     found = set()
-    for record in _records([channel], PLATFORM):
+    for record in _records([channel], G5G):
         for spec in record.depends:
             if hit := re.fullmatch(r"python (3\.\d+)\.\*", spec):
                 found.add(hit[1])
@@ -317,7 +316,7 @@ def prepare(
             raise UsageError(
                 f"{path} is no channel",
                 why=f"it has no {REPODATA} in a directory named by platform",
-                fix=f"name a directory that holds {PLATFORM}/{REPODATA} or noarch/{REPODATA}",
+                fix=f"name a directory that holds {G5G}/{REPODATA} or noarch/{REPODATA}",
             )
     unchecked = [path for path in extra_channels if not (path / SUMS).exists()]
     for path in (channel, *(path for path in extra_channels if path not in unchecked)):
@@ -406,7 +405,7 @@ async def _install(records: list[rattler.RepoDataRecord], scratch: Path, prefix:
         await rattler.install(
             records,
             target_prefix=scratch / "env",
-            platform=rattler.Subdir(PLATFORM),
+            platform=rattler.Subdir(G5G),
             cache_dir=scratch / "cache",
             show_progress=False,
             alternative_target_prefix=prefix,

@@ -56,10 +56,7 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
             form that is not known, or the target contract is malformed.
         FetchError: The sdist cannot be had.
     """
-    artifact = lock.artifact("vllm-sdist")
-    if not store.has(artifact):
-        fetch.fetch(fetch.plan_artifacts([artifact], store), store, SilentReporter())
-    sdist = store.get(artifact)
+    sdist = fetch.obtain(lock.artifact("vllm-sdist"), store, SilentReporter())
     pins = read_pins(sdist, cuda=cuda_version(lock))
     target = load_target(root, lock.target)
     problems = [

@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sm75.channelcheck import LOCK, REPODATA, SUMS, check_sums, read_sums, relative
-from sm75.condapkg import read_info
+from sm75.channelcheck import (
+    LOCK,
+    REPODATA,
+    SUMS,
+    check_listed,
+    check_location,
+    own_place,
+    read_sums,
+    relative,
+)
 from sm75.errors import ChannelError, DiskError, UsageError
 
 # CMake, ninja, nvcc and make-style dependency files each quote other characters, and none of them
@@ -63,20 +71,6 @@ def check_places(work: Path, store: Path, channel: Path, temporary: str | None) 
             )
 
 
-def check_location(channel: Path) -> None:
-    """Refuse a place that conda misreads.
-
-    Raises:
-        ChannelError: The path has a directory called ``t``.
-    """
-    if "/t/" in f"{channel.absolute()}/":
-        raise ChannelError(
-            f"no channel can live in {channel}",
-            why="conda takes /t/NAME in a channel's path for an access token and cuts it out",
-            fix="choose a path without a directory called t",
-        )
-
-
 def check_channel(channel: Path, new: str) -> None:
     """Refuse a channel into which no package could be published.
 
@@ -103,10 +97,8 @@ def check_channel(channel: Path, new: str) -> None:
     listed = read_sums(channel)
     faults = [
         fault
-        for fault in check_sums(channel, listed)
-        if fault.kind != "extra"
-        and fault.path != new
-        and not fault.path.startswith(f"{Path(new).name}.")
+        for fault in check_listed(channel, listed)
+        if fault.path != new and not fault.path.startswith(f"{Path(new).name}.")
     ]
     if faults:
         raise ChannelError(
@@ -120,10 +112,7 @@ def check_channel(channel: Path, new: str) -> None:
         if relative(channel, path) in listed:
             continue
         try:
-            index = read_info(path)["index"]
-            expected = (
-                f"{index['subdir']}/{index['name']}-{index['version']}-{index['build']}.conda"
-            )
+            expected = own_place(path)
         except (ChannelError, KeyError, TypeError) as error:
             raise _stray(path, f"not in {SUMS}, and no conda package: {error}") from error
         if relative(channel, path) != expected:

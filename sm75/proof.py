@@ -131,10 +131,7 @@ def sdist(root: Path, lock: ReleaseLock, store: Store, against: str | None) -> P
                 fix="name an sdist or an unpacked tree",
             )
         wanted = load_release(root, against)
-    artifact = wanted.artifact("vllm-sdist")
-    if not store.has(artifact):
-        fetch.fetch(fetch.plan_artifacts([artifact], store), store, SilentReporter())
-    return store.get(artifact)
+    return fetch.obtain(wanted.artifact("vllm-sdist"), store, SilentReporter())
 
 
 def seal(root: Path, lock: ReleaseLock) -> list[str]:

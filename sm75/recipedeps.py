@@ -96,7 +96,7 @@ def write(root: Path, release: ReleaseLock, specs: Sequence[str]) -> bool:
     path = root / RECIPE
     text = path.read_text(encoding="utf-8")
     lines = "".join(f"        - {spec}\n" for spec in specs)
-    head = f'    - if: vllm_version == "{release.vllm}"\n      then:\n'
+    head = _head(release.vllm)
     block = _block(release.vllm)
     if block.search(text):
         new = block.sub(lambda _: head + lines, text)
@@ -114,6 +114,9 @@ def write(root: Path, release: ReleaseLock, specs: Sequence[str]) -> bool:
     return True
 
 
+def _head(release: str) -> str:
+    return f'    - if: vllm_version == "{release}"\n      then:\n'
+
+
 def _block(release: str) -> re.Pattern[str]:
-    head = rf'    - if: vllm_version == "{re.escape(release)}"\n      then:\n'
-    return re.compile(rf"(?m)^{head}((?:        - .*\n)*)")
+    return re.compile(rf"(?m)^{re.escape(_head(release))}((?:        - .*\n)*)")

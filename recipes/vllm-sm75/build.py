@@ -120,7 +120,7 @@ def settle(native: Path) -> None:
     It holds absolute paths. What was compiled comes back from the compiler cache, which has none.
     """
     record = native / "place"
-    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    script = content_hash(Path(__file__)).hex()
     place = "\n".join((str(native), os.environ["CC"], os.environ["CXX"], script)) + "\n"
     if record.exists() and record.read_text() == place:
         return
@@ -172,9 +172,14 @@ def files_digest(root: Path, names: list[str]) -> str:
         path = root / name
         digest.update(f"{name}\0".encode())
         if path.is_file():
-            with path.open("rb") as handle:
-                digest.update(hashlib.file_digest(handle, "sha256").digest())
+            digest.update(content_hash(path))
     return digest.hexdigest()
+
+
+def content_hash(path: Path) -> bytes:
+    """sha256 of a file."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").digest()
 
 
 def complete(record: Path, directories: list[Path]) -> bool:
@@ -191,8 +196,7 @@ def tree_digest(directories: list[Path]) -> str:
             if path.is_symlink():
                 digest.update(f"{path.readlink()}\0".encode())
             elif path.is_file():
-                with path.open("rb") as handle:
-                    digest.update(hashlib.file_digest(handle, "sha256").digest())
+                digest.update(content_hash(path))
     return digest.hexdigest()
 
 
@@ -281,8 +285,7 @@ class Toolkit:
         )]  # fmt: skip
         digest = hashlib.sha256()
         for path in (*nvcc, *(Path(shutil.which(name) or name) for name in gcc)):
-            with path.open("rb") as handle:
-                digest.update(hashlib.file_digest(handle, "sha256").digest())
+            digest.update(content_hash(path))
         digest.update(output([self.cxx, "-dumpspecs"]).encode())
         driver = Path(shutil.which(self.cxx) or self.cxx)
         if driver.read_bytes()[:4] != b"\x7fELF":  # a wrapper: what it adds shows in the commands

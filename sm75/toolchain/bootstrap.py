@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sm75 import atomic, channel
 from sm75.condapkg import FileSource, write_conda
-from sm75.lockfile import G5G, Artifact, ReleaseLock, artifacts_for
+from sm75.lockfile import G5G, PROOFS, Artifact, ReleaseLock, artifacts_for
 from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.toolchain import host
@@ -28,7 +28,7 @@ LAYOUT_VERSION = 2
 _CU = "nvidia/cu13"
 # Where a toolkit keeps what belongs to the target, with CUDA's name for the platform.
 _TARGET = "targets/TRIPLET"
-_TRIPLETS = {G5G: "sbsa-linux", "linux-64": "x86_64-linux"}
+_TRIPLETS = {G5G: "sbsa-linux", PROOFS: "x86_64-linux"}
 
 Rules = tuple[tuple[str, str | None], ...]
 

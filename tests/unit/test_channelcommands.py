@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +18,13 @@ from sm75.lockfile import load_release, load_target
 from sm75.progress import SilentReporter
 from sm75.store import Store
 from tests.unit import channelkit
+from tests.unit.commandkit import Runner
 from tests.unit.projectkit import RELEASE, ROOT, copy_project
 from tests.unit.test_contract import _FAKE, make_image
-from tests.unit.test_orchestrator import Runner
 from tests.unit.test_recipedeps import make_sdist
 
 LOCK = load_release(ROOT, RELEASE)
 RUNTIME = closurelock.load_runtime(ROOT, RELEASE)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Runner]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield Runner(monkeypatch, capsys)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +22,8 @@ from sm75.lockfile import ReleaseLock, artifacts_for, load_release
 from sm75.progress import amount
 from sm75.store import Store
 from sm75.toolchain.host import build_platform
+from tests.unit.commandkit import Ended, Runner
 from tests.unit.projectkit import RELEASE, ROOT
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-class Runner:
-    """Runs the command line in this process, as ``orchestrator.py`` does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str | Path) -> Ended:
-        self.monkeypatch.setattr(sys, "argv", ["orchestrator.py", *map(str, arguments)])
-        self.capsys.readouterr()
-        try:
-            code = orchestrator.main()
-        except SystemExit as end:
-            code = int(str(end.code or 0))
-        out, err = self.capsys.readouterr()
-        return Ended(code, out, err)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Runner]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield Runner(monkeypatch, capsys)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
