@@ -410,8 +410,9 @@ def _run_recipe(
         "SM75_JOBS": str(settings.jobs or ""),
         "SM75_RECOMPILE": "1" if settings.recompile else "",
     }
-    weights = settings.root / "patches" / lock.vllm / "overlay" / "cmake" / "sm75" / "slowest.txt"
-    following = CompileLog(weights=read_weights(weights))
+    series = load_series(settings.root / "patches" / lock.vllm)
+    slowest = [o.path for o in series.overlays if o.dest == "cmake/sm75/slowest.txt"]
+    following = CompileLog(weights=read_weights(slowest[0]) if slowest else {})
     ends: dict[str, Any] = {}
     tail: deque[str] = deque(maxlen=400)
     with (

@@ -18,9 +18,11 @@
     dest = "vllm/y.py"              # must not exist upstream
     sha256 = "…"
     purpose = "…"
+    from = "0.33.0"                 # optional: it lies below ../0.33.0/overlay/, not here
 
 Paths are plain relative POSIX paths. Every ``*.patch`` and every file below ``overlay/`` must be
-listed, so that nothing lies about unused or unhashed.
+listed, so that nothing lies about unused or unhashed. A file that two releases have in common lies
+with one of them; the other pins its hash, so that no change to it goes unseen.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from sm75.hunks import FileDiff, parse_patch, safe_path
 SCHEMA = 1
 _BLOCK = re.compile(r"(?m)^(\[\[(?:patch|overlay)\]\])$")
 _FILE = re.compile(r'(?m)^file = "([^"]+)"$')
+_FROM = re.compile(r'(?m)^from = "([^"]+)"$')
 _SHA256 = re.compile(r'(?m)^sha256 = "[^"]*"$')
 _T = TypeVar("_T")
 
@@ -82,13 +85,18 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """One file of ours that goes into the tree; ``content`` is its checked bytes."""
+    """One file of ours that goes into the tree; ``content`` is its checked bytes.
+
+    ``path`` is where it lies; ``home`` is the release that it lies with, when that is another one.
+    """
 
     file: str
     dest: str
     sha256: str
     purpose: str
     content: bytes
+    path: Path
+    home: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +175,14 @@ def load_series(root: Path) -> Series:
     for dest in dests:
         if inside := [other for other in (*dests, *patched) if other.startswith(f"{dest}/")]:
             raise top.refuse(f"{dest} cannot be a file, for {inside[0]} is to lie below it")
-    listed = ["series.toml", *names, *(f"overlay/{o.file}" for o in series.overlays)]
-    files = (
+    files = [overlay.file for overlay in series.overlays]
+    if len(files) != len(set(files)):
+        raise top.refuse("an overlay file is listed twice")
+    listed = ["series.toml", *names, *(f"overlay/{o.file}" for o in series.overlays if not o.home)]
+    found = (
         path for path in root.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts
     )
-    _refuse_strays(files, listed, root, top.refuse)
+    _refuse_strays(found, listed, root, top.refuse)
     return series
 
 
@@ -193,10 +204,13 @@ def seal(root: Path) -> list[str]:
     blocks = _BLOCK.split((root / "series.toml").read_text(encoding="utf-8"))
     changed: list[str] = []
     for index in range(1, len(blocks), 2):
-        folder = root / "overlay" if "overlay" in blocks[index] else root
         named = _FILE.search(blocks[index + 1])
         if named is None:
             continue
+        home = _FROM.search(blocks[index + 1])
+        folder = root
+        if "overlay" in blocks[index]:
+            folder = _overlays(root, home[1] if home else "", where="series.toml")
         file = folder / safe_path(named[1], where="series.toml")
         actual = hashlib.sha256(_read(file)).hexdigest()
         sealed = _SHA256.sub(f'sha256 = "{actual}"', blocks[index + 1], count=1)
@@ -263,15 +277,32 @@ def _condition(row: _Table) -> Condition:
 def _overlay(row: _Table, root: Path) -> Overlay:
     file = safe_path(row.take("file", str), where=row.where)
     sha256 = row.take("sha256", str)
+    home = row.take("from", str) if "from" in row.data else ""
+    path = _overlays(root, home, where=row.where) / file
     overlay = Overlay(
         file=file,
         dest=safe_path(row.take("dest", str), where=row.where),
         sha256=sha256,
         purpose=row.take("purpose", str),
-        content=_read_pinned(root / "overlay" / file, sha256),
+        content=_read_pinned(path, sha256),
+        path=path,
+        home=home,
     )
     row.end()
     return overlay
+
+
+def _overlays(root: Path, home: str, *, where: str) -> Path:
+    """Where a series' overlay files lie: with it, or with the release that it names."""
+    if not home:
+        return root / "overlay"
+    if "/" in safe_path(home, where=where) or home == root.name:
+        raise PatchError(
+            f"{where} takes a file from {home!r}, which is no other release",
+            why="'from' names a directory beside this one",
+            fix="name another release, or leave 'from' out",
+        )
+    return root.parent / home / "overlay"
 
 
 def _read(path: Path) -> bytes:
@@ -292,7 +323,8 @@ def _read_pinned(path: Path, sha256: str) -> bytes:
         raise PatchError(
             f"{path} is not the file that series.toml pins",
             why=f"expected sha256 {sha256}, found {actual}",
-            fix="restore the file, or after reviewing it: python -m sm75.patching seal --series …",
+            fix="restore the file, or after reviewing it: python -m sm75.patching seal --series … "
+            "(a file of another release: or copy the old one here and leave out its 'from')",
         )
     return data
 

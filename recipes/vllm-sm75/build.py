@@ -62,7 +62,7 @@ def main() -> None:
     step("patch")
     if not (tree / ".sm75-patched").exists():
         run([sys.executable, "-m", "sm75.patching", "apply",
-             "--series", str(src / "patches"), "--tree", str(tree)],
+             "--series", str(src / "patches" / os.environ["PKG_VERSION"]), "--tree", str(tree)],
             env={**os.environ, "PYTHONPATH": str(src / "lib")})  # fmt: skip
         (tree / ".sm75-patched").touch()
     step("toolkit")

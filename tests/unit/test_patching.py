@@ -58,14 +58,17 @@ class Kit:
             f'[[patch.drop_when]]\nfile = "pkg/a.py"\n{drop}\n'
         )
 
-    def overlay(self, dest: str, content: bytes = b"ours\n", file: str = "") -> None:
+    def overlay(
+        self, dest: str, content: bytes = b"ours\n", file: str = "", home: str = ""
+    ) -> None:
         file = file or dest
-        path = self.dir / "overlay" / file
+        path = (self.dir.parent / home if home else self.dir) / "overlay" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
         self.rows.append(
             f'[[overlay]]\nfile = "{file}"\ndest = "{dest}"\nsha256 = "{digest}"\npurpose = "p"\n'
+            + (f'from = "{home}"\n' if home else "")
         )
 
     def series(self) -> Series:
@@ -432,6 +435,38 @@ def test_seal_writes_the_new_hash_and_nothing_else(kit: Kit) -> None:
     new = hashlib.sha256(b"changed\n").hexdigest()
     assert (kit.dir / "series.toml").read_text() == before.replace(old, new)
     load_series(kit.dir)
+
+
+def test_a_file_of_another_release(kit: Kit) -> None:
+    """It is taken from there, and no change to it goes unseen."""
+    kit.overlay("pkg/ours.py", home="2.0")
+    assert kit.series().overlays[0].path == kit.dir.parent / "2.0/overlay/pkg/ours.py"
+    kit.apply()
+    assert kit.files()["pkg/ours.py"] == b"ours\n"
+    (kit.dir.parent / "2.0/overlay/pkg/ours.py").write_bytes(b"changed\n")
+    with pytest.raises(PatchError, match="not the file that series"):
+        load_series(kit.dir)
+    assert seal(kit.dir) == ["pkg/ours.py"]
+    assert load_series(kit.dir).overlays[0].content == b"changed\n"
+    (kit.dir.parent / "2.0/overlay/pkg/ours.py").unlink()
+    with pytest.raises(PatchError, match="cannot be read"):
+        load_series(kit.dir)
+
+
+@pytest.mark.parametrize("home", ["../elsewhere", "a/b", "patches", "/tmp", ""])
+def test_another_release_is_a_directory_beside(kit: Kit, home: str) -> None:
+    kit.overlay("pkg/ours.py")
+    kit.rows[-1] += f'from = "{home}"\n'
+    with pytest.raises(PatchError):
+        kit.series()
+
+
+def test_an_overlay_file_is_listed_once(kit: Kit) -> None:
+    """A release lock names it by its file alone."""
+    kit.overlay("pkg/ours.py", file="ours.py")
+    kit.overlay("pkg/theirs.py", file="ours.py", home="2.0")
+    with pytest.raises(PatchError, match="listed twice"):
+        kit.series()
 
 
 @pytest.mark.parametrize(
