@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.projectkit import OVERLAY
+from tests.unit.projectkit import OVERLAY, ROOT
 
 CMAKE = shutil.which("cmake")
 NINJA = shutil.which("ninja")
@@ -238,6 +238,51 @@ def test_a_missing_extension_ends_the_configuration(tmp_path: Path) -> None:
     assert project.done.returncode != 0
     assert "extension fs_io_C is not declared" in " ".join(project.done.stderr.split())
     assert "Warning" not in project.done.stderr
+
+
+KNOWN = ROOT / "patches" / "0.28.0" / "overlay" / "cmake" / "sm75" / "known.cmake"
+REFUSING = """\
+cmake_minimum_required(VERSION 3.20)
+project(stand_in LANGUAGES NONE)
+set(VLLM_GPU_LANG "CUDA")
+set(CUDA_ARCHS "@ARCHS@")
+include("@MODULE@")
+include("@KNOWN@")
+add_custom_target(hipify_all)
+add_library(spinloop INTERFACE)
+@LAST@
+sm75_refuse_unknown()
+return()
+include(cmake/external_projects/flashmla.cmake)
+@PROJECT@
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "project", "archs", "fault"),
+    [
+        ("", "", "7.5", ""),
+        ("add_library(_new_C INTERFACE)", "", "7.5", "extension _new_C is unknown"),
+        ("add_library(_new_C INTERFACE)", "", "8.0", ""),
+        ("", "include(cmake/external_projects/new.cmake)", "7.5", "external project new is"),
+        ("", "  include(${X}/cmake/external_projects/new.cmake)", "7.5", "project new is unknown"),
+        ("", "# include(cmake/external_projects/new.cmake)", "7.5", ""),
+        ("", "include(cmake/external_projects/new.cmake)", "7.5;8.0", ""),
+    ],
+)
+def test_what_is_not_known_is_refused(
+    tmp_path: Path, last: str, project: str, archs: str, fault: str
+) -> None:
+    """Of 0.28.0's overlay; 0.33.0's has no such check."""
+    text = REFUSING
+    for key, value in {"LAST": last, "PROJECT": project, "ARCHS": archs, "MODULE": str(MODULE),
+                       "KNOWN": str(KNOWN)}.items():  # fmt: skip
+        text = text.replace(f"@{key}@", value)
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    generator = ["-G", "Ninja"] if NINJA else []
+    done = cmake(*generator, "-S", ".", "-B", "out", cwd=tmp_path)
+    assert (done.returncode != 0) is bool(fault), done.stderr
+    assert fault in " ".join(done.stderr.split())
 
 
 def test_it_is_not_missed_in_another_build(tmp_path: Path) -> None:
