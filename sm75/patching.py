@@ -37,14 +37,18 @@ class State(StrEnum):
 
     APPLIES = "applies"
     APPLIED = "already applied"
-    MOVED = "moved"
+    ELSEWHERE = "applies elsewhere"
     CONFLICTS = "conflicts"
     UNNEEDED = "no longer needed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why one hunk does not apply. Lines count from 1; ``elsewhere`` holds (path, line)."""
+    """Why one hunk does not apply. Lines count from 1; ``elsewhere`` holds (path, line).
+
+    ``found`` begins at ``found_line``, by default that of the hunk. ``old`` is what the release that
+    the patch was written for has there and around, where it was looked at (``sm75.drift``).
+    """
 
     file: str
     hunk: int
@@ -52,6 +56,9 @@ class Fault:
     reason: str
     expected: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
+    found_line: int = 0
+    old: tuple[str, ...] = ()
+    old_line: int = 0
     elsewhere: tuple[tuple[str, int], ...] = ()
     places: int = 0
 
@@ -59,7 +66,11 @@ class Fault:
         """Several lines for a person: where, expected, found, and where else the text stands."""
         out = [f"{self.file}, hunk {self.hunk}, line {self.line}: {self.reason}"]
         out += [f"    expected | {line}" for line in self.expected]
-        out += [f"    found    | {line}" for line in self.found]
+        if self.old:
+            out.append(f"    old from line {self.old_line}, new from line {self.found_line}:")
+            out += [f"    old      | {line}" for line in self.old]
+        label = "new  " if self.old else "found"
+        out += [f"    {label}    | {line}" for line in self.found]
         if self.elsewhere:
             named = ", ".join(f"{path}:{line}" for path, line in self.elsewhere)
             more = self.places - len(self.elsewhere)
@@ -67,6 +78,12 @@ class Fault:
                 f"    the same text stands at {named}" + (f" and {more} more" if more else "")
             )
         return "\n".join(out)
+
+    def move(self) -> str:
+        """One line for a hunk that only moved: from where to where."""
+        path, line = self.elsewhere[0]
+        where = str(line) if path == self.file else f"{path}:{line}"
+        return f"{self.file}, hunk {self.hunk}: line {self.line} -> {where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +96,23 @@ class Result:
     purpose: str
     faults: tuple[Fault, ...] = ()
 
+    def describe(self) -> str:
+        """For a person: the state and the name, and below what is to be said of each hunk."""
+        lines = [f"{self.state:17} {self.name}"]
+        for fault in self.faults:
+            # Of a conflict, hunks that only moved are worth a line, where the old tree says so.
+            moved = fault.places == 1 and (self.state is State.ELSEWHERE or fault.old)
+            lines += (fault.move() if moved else fault.describe()).splitlines()
+        return "\n  ".join(lines)
 
-class _Workspace:
-    """The tree as it would be after each patch, in memory."""
+
+class Workspace:
+    """The tree as it would be after each patch, in memory.
+
+    Args:
+        series: From ``load_series``.
+        tree: The tree.
+    """
 
     def __init__(self, series: Series, tree: Tree) -> None:
         self.series = series
@@ -94,11 +125,18 @@ class _Workspace:
         self._applied = {path: self._applied_count(path) for path in sorted(series.paths())}
 
     def run(self) -> list[Result]:
+        """The state of each overlay file and patch."""
         for overlay in self.series.overlays:
             before = self.original[overlay.dest]
             faults: tuple[Fault, ...] = ()
             if before == overlay.content:
                 state = State.APPLIED
+            elif unmet := [r for r in overlay.needs if not r.holds(self.original[r.file])]:
+                state = State.CONFLICTS
+                faults = tuple(
+                    Fault(file=r.file, hunk=0, line=0, reason=f"needed, and untrue: {r.describe()}")
+                    for r in unmet
+                )
             elif before is None:
                 state = State.APPLIES
                 self.now[overlay.dest] = overlay.content
@@ -151,6 +189,7 @@ class _Workspace:
     def _patch(self, patch: Patch) -> tuple[State, tuple[Fault, ...]]:
         faults: list[Fault] = []
         moved, pending = True, 0
+        before = dict(self.now)
         for diff in patch.diffs:
             order = [name for name, _ in self._diffs(diff.path)].index(patch.file)
             if order < self._applied[diff.path]:
@@ -164,10 +203,11 @@ class _Workspace:
         # Half applied, the patch itself may have made the condition true.
         untouched = pending == len(patch.diffs)
         if untouched and all(rule.holds(self.original[rule.file]) for rule in patch.drop_when):
-            return State.UNNEEDED, tuple(faults)
+            self.now = before  # later patches are judged without it
+            return State.UNNEEDED, ()
         if not faults:
             return State.APPLIES, ()
-        return (State.MOVED if moved else State.CONFLICTS), tuple(faults)
+        return (State.ELSEWHERE if moved else State.CONFLICTS), tuple(faults)
 
     def _diff(self, diff: FileDiff) -> tuple[list[Fault], bool]:
         """Apply one file's hunks. Returns the faults and whether all only moved."""
@@ -182,6 +222,10 @@ class _Workspace:
             return self._missing(diff)
         lines = split_lines(content)
         try:
+            for hunk in diff.hunks:
+                by_chance = self.aligned(diff, hunk) not in (None, hunk.old_start)
+                if by_chance and hunk.old_start in find_lines(lines, hunk.old):
+                    raise Mismatch(hunk, hunk.old, "the same lines stand here by chance")
             after = apply_hunks(lines, diff.hunks)
         except Mismatch as first:
             return self._misplaced(diff, lines, first)
@@ -199,7 +243,8 @@ class _Workspace:
     ) -> tuple[list[Fault], bool]:
         faults, moved = [], []
         for hunk in diff.hunks:
-            places = find_lines(lines, hunk.old)
+            line = self.aligned(diff, hunk)
+            places = find_lines(lines, hunk.old) if line is None else [line]
             if hunk.old_start in places and hunk is not first.hunk:
                 moved.append(hunk)
                 continue
@@ -211,7 +256,8 @@ class _Workspace:
             elif len(elsewhere) == 1:
                 moved.append(_at(hunk, elsewhere[0][1]))
             reason = first.reason if hunk is first.hunk else "the lines differ"
-            faults.append(_fault(diff.path, hunk, found, elsewhere, reason))
+            fault = _fault(diff.path, hunk, found, elsewhere, reason)
+            faults.append(self.explained(diff, hunk, fault))
         if len(moved) == len(diff.hunks):
             try:
                 # Later patches are judged against the file as it would be after the move.
@@ -230,9 +276,25 @@ class _Workspace:
         ]
         faults = []
         for hunk in diff.hunks:
-            elsewhere = list(self._search(hunk, besides=diff.path))
-            faults.append(_fault(diff.path, hunk, (), elsewhere, "the tree has no such file"))
+            elsewhere = [
+                (path, line)
+                for path, line in self._search(hunk, besides=diff.path)
+                if path in homes or len(homes) != 1
+            ]
+            fault = _fault(diff.path, hunk, (), elsewhere, "the tree has no such file")
+            faults.append(self.explained(diff, hunk, fault))
         return faults, len(homes) == 1
+
+    def aligned(self, diff: FileDiff, hunk: Hunk) -> int | None:
+        """The line at which a hunk's old lines stand, where more is known than their text.
+
+        ``sm75.drift`` knows more. Here: nothing is.
+        """
+        return None
+
+    def explained(self, diff: FileDiff, hunk: Hunk, fault: Fault) -> Fault:
+        """The fault with what more is known of it."""
+        return fault
 
     def _walk(self, suffix: str) -> list[tuple[str, bytes]]:
         """All files of a kind, read once: an sdist costs a pass over the whole archive."""
@@ -284,14 +346,14 @@ def _fault(
         hunk=hunk.number,
         line=hunk.old_start,
         reason=reason,
-        expected=_readable(hunk.old),
-        found=_readable(found) or ("(nothing: the file is shorter or missing)",),
+        expected=readable(hunk.old),
+        found=readable(found) or ("(nothing: the file is shorter or missing)",),
         elsewhere=tuple(elsewhere[:MAX_PLACES]),
         places=len(elsewhere),
     )
 
 
-def _readable(lines: Sequence[bytes]) -> tuple[str, ...]:
+def readable(lines: Sequence[bytes]) -> tuple[str, ...]:
     """Lines for a message, with blanks, tabs and line ends made visible where they matter."""
     out = []
     for line in lines:
@@ -315,7 +377,7 @@ def check(series: Series, tree: Path) -> list[Result]:
     Raises:
         PatchError: The tree or archive is unreadable or unsafe (links, devices, double members).
     """
-    return _Workspace(series, open_tree(tree)).run()
+    return Workspace(series, open_tree(tree)).run()
 
 
 def apply(series: Series, tree: Path) -> None:
@@ -335,7 +397,7 @@ def apply(series: Series, tree: Path) -> None:
             stand. Nothing was written.
         DiskError: The new files cannot be written. No file has changed.
     """
-    work = _Workspace(series, DirectoryTree(tree))
+    work = Workspace(series, DirectoryTree(tree))
     bad = [r for r in work.run() if r.state not in (State.APPLIES, State.APPLIED)]
     if bad:
         raise _refusal(bad, series)
@@ -353,8 +415,8 @@ def _refusal(bad: Sequence[Result], series: Series) -> PatchError:
     first = bad[0]
     if first.state is State.UNNEEDED:
         fix = f"drop {first.name} from {series.root.name}/series.toml"
-    elif first.state is State.MOVED:
-        fix = "review the new place, then correct the line numbers of the patch"
+    elif first.state is State.ELSEWHERE:
+        fix = "review the new place, then correct the line numbers of the patch (patches rebase)"
     elif first.kind == "overlay":
         fix = "give our file another name, or drop it if upstream's does the same"
     else:
@@ -419,9 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps([asdict(result) for result in results], indent=2))
         else:
             for result in results:
-                print(f"{result.state:17} {result.name}")
-                for fault in result.faults:
-                    print("  " + fault.describe().replace("\n", "\n  "))
+                print(result.describe())
         ok = all(result.state in (State.APPLIES, State.APPLIED) for result in results)
         return 0 if ok else CheckFailed.exit_code
     except Sm75Error as error:

@@ -8,12 +8,12 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from sm75 import atomic, buildgraph, fetch
+from sm75 import atomic, buildgraph, fetch, sdists
 from sm75.build import PROOF_NAME
 from sm75.condapkg import read_info
 from sm75.elf import declared_shim
 from sm75.errors import UsageError
-from sm75.lockfile import PROOFS, PatchRef, ReleaseLock, dump_release, load_release
+from sm75.lockfile import PROOFS, PatchRef, ReleaseLock, dump_release
 from sm75.progress import SilentReporter
 from sm75.rules import Policy
 from sm75.series import load_series
@@ -115,7 +115,7 @@ def sdist(root: Path, lock: ReleaseLock, store: Store, against: str | None) -> P
         root: The project's directory.
         lock: The release lock.
         store: The store; the lock's own sdist is fetched when it is not there.
-        against: A path, or a release that has a lock here; ``None``: the lock's own.
+        against: A path, or a release whose sdist is pinned; ``None``: the lock's own.
 
     Raises:
         UsageError: ``against`` is neither.
@@ -123,15 +123,14 @@ def sdist(root: Path, lock: ReleaseLock, store: Store, against: str | None) -> P
     """
     if against and Path(against).exists():
         return Path(against)
-    wanted = lock
-    if against:
-        if not (root / "lock" / against / "release.toml").is_file():
-            raise UsageError(
-                f"{against} is neither a path nor a release that has a lock",
-                fix="name an sdist or an unpacked tree",
-            )
-        wanted = load_release(root, against)
-    return fetch.obtain(wanted.artifact("vllm-sdist"), store, SilentReporter())
+    if not against:
+        return fetch.obtain(lock.artifact("vllm-sdist"), store, SilentReporter())
+    if against not in sdists.pinned(root):
+        raise UsageError(
+            f"{against} is neither a path nor a release whose sdist is pinned",
+            fix="name an sdist or an unpacked tree",
+        )
+    return sdists.obtain(root, store, against)
 
 
 def seal(root: Path, lock: ReleaseLock) -> list[str]:

@@ -19,6 +19,9 @@
     sha256 = "…"
     purpose = "…"
     from = "0.33.0"                 # optional: it lies below ../0.33.0/overlay/, not here
+    [[overlay.needs]]               # optional: what it relies on, as drop_when is written; all hold
+    file = "vllm/z.py"              # in the unpatched tree, else the overlay file conflicts
+    present = "def f("
 
 Paths are plain relative POSIX paths. Every ``*.patch`` and every file below ``overlay/`` must be
 listed, so that nothing lies about unused or unhashed. A file that two releases have in common lies
@@ -39,10 +42,11 @@ from sm75.errors import PatchError
 from sm75.hunks import FileDiff, parse_patch, safe_path
 
 SCHEMA = 1
-_BLOCK = re.compile(r"(?m)^(\[\[(?:patch|overlay)\]\])$")
-_FILE = re.compile(r'(?m)^file = "([^"]+)"$')
-_FROM = re.compile(r'(?m)^from = "([^"]+)"$')
-_SHA256 = re.compile(r'(?m)^sha256 = "[^"]*"$')
+# What is replaced in the text of a series.toml, so that comments and order stay.
+BLOCK = re.compile(r"(?m)^(\[\[(?:patch|overlay)\]\])$")
+FILE = re.compile(r'(?m)^file = "([^"]+)"$')
+FROM = re.compile(r'(?m)^from = "([^"]+)"$')
+SHA256 = re.compile(r'(?m)^sha256 = "[^"]*"$')
 _T = TypeVar("_T")
 
 
@@ -68,6 +72,14 @@ class Condition:
         if self.present is not None:
             return self.present.encode() in content
         return self.absent is not None and self.absent.encode() not in content
+
+    def describe(self) -> str:
+        """The condition in words."""
+        if self.exists is not None:
+            return f"{self.file} {'exists' if self.exists else 'does not exist'}"
+        if self.present is not None:
+            return f"{self.file} has {self.present!r}"
+        return f"{self.file} is there and lacks {self.absent!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +109,7 @@ class Overlay:
     content: bytes
     path: Path
     home: str = ""
+    needs: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +125,7 @@ class Series:
         """Every path of the tree that the series reads or writes."""
         touched = {diff.path for patch in self.patches for diff in patch.diffs}
         asked = {rule.file for patch in self.patches for rule in patch.drop_when}
+        asked |= {rule.file for overlay in self.overlays for rule in overlay.needs}
         return touched | asked | {overlay.dest for overlay in self.overlays}
 
 
@@ -186,6 +200,22 @@ def load_series(root: Path) -> Series:
     return series
 
 
+def all_series(patches: Path) -> list[Series]:
+    """Every series there is, by release, oldest first.
+
+    Args:
+        patches: The directory that holds one for each release.
+
+    Raises:
+        PatchError: One of them is not valid.
+    """
+    roots = [path.parent for path in patches.glob("[!.]*/series.toml")]
+    return sorted(
+        map(load_series, roots),
+        key=lambda series: [int(part) for part in re.findall(r"\d+", series.release)],
+    )
+
+
 def seal(root: Path) -> list[str]:
     """Put the present hashes of all listed files into ``series.toml``, for the author of a patch.
 
@@ -201,19 +231,19 @@ def seal(root: Path) -> list[str]:
         PatchError: ``series.toml`` or a listed file cannot be read.
     """
     _read_toml(root / "series.toml")
-    blocks = _BLOCK.split((root / "series.toml").read_text(encoding="utf-8"))
+    blocks = BLOCK.split((root / "series.toml").read_text(encoding="utf-8"))
     changed: list[str] = []
     for index in range(1, len(blocks), 2):
-        named = _FILE.search(blocks[index + 1])
+        named = FILE.search(blocks[index + 1])
         if named is None:
             continue
-        home = _FROM.search(blocks[index + 1])
+        home = FROM.search(blocks[index + 1])
         folder = root
         if "overlay" in blocks[index]:
             folder = _overlays(root, home[1] if home else "", where="series.toml")
         file = folder / safe_path(named[1], where="series.toml")
         actual = hashlib.sha256(_read(file)).hexdigest()
-        sealed = _SHA256.sub(f'sha256 = "{actual}"', blocks[index + 1], count=1)
+        sealed = SHA256.sub(f'sha256 = "{actual}"', blocks[index + 1], count=1)
         if sealed != blocks[index + 1]:
             changed.append(named[1])
             blocks[index + 1] = sealed
@@ -287,6 +317,7 @@ def _overlay(row: _Table, root: Path) -> Overlay:
         content=_read_pinned(path, sha256),
         path=path,
         home=home,
+        needs=tuple(_condition(rule) for rule in row.tables("needs")),
     )
     row.end()
     return overlay

@@ -215,7 +215,7 @@ def test_moved_names_the_new_place(kit: Kit) -> None:
     kit.put("pkg/a.py", b"new\nnew\n" + A)
     kit.patch(CHANGE)
     (result,) = kit.check()
-    assert result.state is State.MOVED
+    assert result.state is State.ELSEWHERE
     assert result.faults[0].elsewhere == (("pkg/a.py", 4),)
     with pytest.raises(PatchError, match=r"the same text stands at pkg/a\.py:4"):
         kit.apply()
@@ -234,7 +234,7 @@ def test_moved_to_another_file(kit: Kit) -> None:
     kit.put("pkg/renamed.py", A)
     kit.patch(CHANGE)
     (result,) = kit.check()
-    assert result.state is State.MOVED
+    assert result.state is State.ELSEWHERE
     assert result.faults[0].elsewhere == (("pkg/renamed.py", 2),)
     assert "no such file" in result.faults[0].describe()
 
@@ -244,7 +244,7 @@ def test_later_patches_are_judged_after_a_move(kit: Kit) -> None:
     kit.patch(CHANGE, "0001-a.patch")
     kit.patch(diff(middle, middle.replace(b"THREE", b"3")), "0002-b.patch")
     kit.put("pkg/a.py", b"new\n" + A)
-    assert [r.state for r in kit.check()] == [State.MOVED, State.MOVED]
+    assert [r.state for r in kit.check()] == [State.ELSEWHERE, State.ELSEWHERE]
 
 
 def test_missing_file(kit: Kit) -> None:

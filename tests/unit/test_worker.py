@@ -123,7 +123,7 @@ def test_sources_are_local_and_the_sdist_is_pinned(renderer: Renderer) -> None:
     assert all("url" not in source and "git" not in source for source in sources)
     assert sources[0]["path"] == f"../../.sm75/sources/vllm-{RELEASE}.tar.gz"
     assert sources[0]["sha256"] == "0" * 64
-    assert sources[1]["path"] == f"../../patches/{RELEASE}"
+    assert (sources[1]["path"], sources[1]["target_directory"]) == ("../../patches", "patches")
     assert sources[3]["path"] == f"../../lock/{RELEASE}/omissions.toml"
 
 
