@@ -46,8 +46,8 @@ class State(StrEnum):
 class Fault:
     """Why one hunk does not apply. Lines count from 1; ``elsewhere`` holds (path, line).
 
-    ``found`` begins at ``found_line``, by default that of the hunk. ``old`` is what the release that
-    the patch was written for has there and around, where it was looked at (``sm75.drift``).
+    ``found`` begins at ``found_line``, by default that of the hunk. ``old`` is what the release the
+    patch was written for has there and around, where it was looked at (``sm75.drift``).
     """
 
     file: str

@@ -19,7 +19,7 @@ from sm75.drift import compare
 from sm75.errors import PatchError, UsageError
 from sm75.hunks import split_lines
 from sm75.patching import Result, State, Workspace
-from sm75.series import BLOCK, FILE, FROM, SHA256, Series, all_series, load_series, seal
+from sm75.series import BLOCK, FILE, FROM, SHA256, Series, load_series, seal
 from sm75.trees import Tree
 
 _HUNK = re.compile(rb"@@ -(\d+)(,\d+)? \+\d+(,\d+)? @@(.*\n)")
@@ -225,15 +225,15 @@ def _check(proposal: Proposal, new: Tree, series: Series, patches: Path) -> None
             fix="write it by hand, starting from what applies",
         )
     there = {overlay.file: overlay.content for overlay in series.overlays if not overlay.home}
-    for other in all_series(patches):
-        if other.release == proposal.release:
-            continue
-        for overlay in other.overlays:
+    for path in sorted(patches.glob("[!.]*/series.toml")):
+        other = path.parent.name
+        # The series to be replaced may be a broken one.
+        for overlay in load_series(path.parent).overlays if other != proposal.release else ():
             if overlay.home == proposal.release and there.get(overlay.file) != overlay.content:
                 raise PatchError(
-                    f"patches/{proposal.release} cannot be replaced: patches/{other.release} takes "
+                    f"patches/{proposal.release} cannot be replaced: patches/{other} takes "
                     f"{overlay.file} from it",
-                    fix=f"copy the file to patches/{other.release}/overlay first, without 'from'",
+                    fix=f"copy the file to patches/{other}/overlay first, without 'from'",
                 )
 
 

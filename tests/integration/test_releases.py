@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,11 +17,14 @@ from typing import Any
 
 import pytest
 
+from sm75 import rebase, releases, sdists
+from sm75.drift import KeptTree
 from sm75.patching import State, check
 from sm75.series import load_series
 from sm75.smem import trees
 from sm75.smem.audit import SHARED_LIMIT
-from sm75.store import default_root
+from sm75.store import Store, default_root
+from sm75.trees import open_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
@@ -58,6 +62,45 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_series_applies_to_its_release(release: str) -> None:
     results = check(load_series(PATCHES / release), sdist(release))
     assert {result.name: result.state for result in results if result.state != State.APPLIES} == {}
+
+
+def test_table_is_what_the_sdists_say() -> None:
+    """The offline check sees a changed patch; this one sees a changed judgement as well."""
+    for release in sdists.pinned(ROOT):
+        sdist(release)
+    made = releases.markdown(releases.survey(ROOT, Store(default_root())), releases.stamp(ROOT))
+    assert made in (ROOT / releases.PAGE).read_text()
+
+
+def test_the_next_release_takes_the_series_with_moves(tmp_path: Path) -> None:
+    """0.28.0's becomes 0.29.0's; what is written applies strictly."""
+    for name in (OLD, "0.33.0"):
+        shutil.copytree(PATCHES / name, tmp_path / name)
+    series = load_series(tmp_path / OLD)
+    old, new = (KeptTree(open_tree(sdist(one)), series.paths()) for one in (OLD, "0.29.0"))
+    proposal = rebase.propose(series, old, new, "0.29.0")
+    assert {r.name for r in proposal.to_accept if r.state is State.ELSEWHERE} == {
+        "0001-cmake-turing-only.patch", "0002-setup-turing-only.patch",
+        "0102-flash-attention-availability.patch", "0201-attention-shared-memory.patch",
+    }  # fmt: skip
+    made = rebase.write(proposal, new, tmp_path, accept=True)
+    results = check(load_series(made), sdist("0.29.0"))
+    assert {result.state for result in results} == {State.APPLIES}
+    assert {overlay.home for overlay in load_series(made).overlays} == {OLD, "0.33.0"}
+
+
+def test_conflicts_of_the_default_release_with_the_oldest() -> None:
+    series = load_series(PATCHES / "0.33.0")
+    old, new = (KeptTree(open_tree(sdist(one)), series.paths()) for one in ("0.33.0", OLD))
+    proposal = rebase.propose(series, old, new, OLD)
+    assert [result.name[:4] for result in proposal.conflicts if result.kind == "patch"] == [
+        "0001", "0201", "0203"
+    ]  # fmt: skip
+    faults = {f.hunk: f for r in proposal.conflicts if r.name[:4] == "0001" for f in r.faults}
+    # The third hunk's two lines stand twice a page in CMakeLists.txt; the old file tells which.
+    assert faults[3].elsewhere == (("CMakeLists.txt", 1566),)
+    assert 'set(SCALED_MM_C2X_SRCS "csrc/quantization/' in "".join(faults[2].old)
+    assert 'set(SCALED_MM_C2X_SRCS "csrc/libtorch_stable/' in "".join(faults[2].found)
 
 
 def test_every_extension_and_project_is_known(tree: Path) -> None:
