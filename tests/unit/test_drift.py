@@ -63,8 +63,8 @@ def test_unchanged_is_unchanged(kit: Kit) -> None:
 
 def test_lines_that_came_alone_are_not_believed(kit: Kit) -> None:
     """Nothing of what was around them is left, and the text stands twice."""
-    kit.patch(OURS)
-    (result,) = drift(kit, b"x\ny\nendif()\n\nz\nu\nv\nw\nendif()\n\n")
+    kit.patch(b"--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -3,2 +3,3 @@\n end\n+ours\n \n")
+    (result,) = drift(kit, b"1\n2\n3\nend\n\n4\nend\n\n5\n", old=b"p\nq\nend\n\nr\ns\n")
     assert result.state is State.CONFLICTS
 
 
@@ -110,6 +110,14 @@ def test_lines_that_are_gone(kit: Kit) -> None:
     )
     assert result.state is State.CONFLICTS
     assert result.faults[0].old_line == 1
+
+
+def test_the_whole_of_what_replaced_the_lines_is_shown(kit: Kit) -> None:
+    """Up to the end of it, also where nothing follows that is as it was."""
+    old = b"".join(b"line %d\n" % number for number in range(1, 11))
+    kit.patch(diff(old, old.replace(b"line 10\n", b"ten\n")))
+    (result,) = drift(kit, old.replace(b"line 10\n", b"a\nb\nc\n"), old)
+    assert result.faults[0].found == ("line 6", "line 7", "line 8", "line 9", "a", "b", "c")
 
 
 def test_long_conflicts_are_cut(kit: Kit) -> None:
