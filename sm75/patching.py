@@ -64,7 +64,8 @@ class Fault:
 
     def describe(self) -> str:
         """Several lines for a person: where, expected, found, and where else the text stands."""
-        out = [f"{self.file}, hunk {self.hunk}, line {self.line}: {self.reason}"]
+        where = f", hunk {self.hunk}, line {self.line}" if self.hunk else ""
+        out = [f"{self.file}{where}: {self.reason}"]
         out += [f"    expected | {line}" for line in self.expected]
         if self.old:
             out.append(f"    old from line {self.old_line}, new from line {self.found_line}:")
@@ -131,11 +132,15 @@ class Workspace:
             faults: tuple[Fault, ...] = ()
             if before == overlay.content:
                 state = State.APPLIED
-            elif unmet := [r for r in overlay.needs if not r.holds(self.original[r.file])]:
+            elif unmet := [
+                rule for rule in overlay.needs if not rule.holds(self.original[rule.file])
+            ]:
                 state = State.CONFLICTS
                 faults = tuple(
-                    Fault(file=r.file, hunk=0, line=0, reason=f"needed, and untrue: {r.describe()}")
-                    for r in unmet
+                    Fault(
+                        file=rule.file, hunk=0, line=0, reason=f"needed, and not so: {rule.words}"
+                    )
+                    for rule in unmet
                 )
             elif before is None:
                 state = State.APPLIES

@@ -99,7 +99,7 @@ def _facts(series: Series) -> object:
     """All that decides how a series stands to a tree; texts for people are no part of it."""
 
     def rules(conditions: Sequence[Condition]) -> list[str]:
-        return [rule.describe() for rule in conditions]
+        return [f"{rule.file}: {rule.words}" for rule in conditions]
 
     return [
         [[patch.file, patch.sha256, rules(patch.drop_when)] for patch in series.patches],

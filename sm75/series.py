@@ -73,13 +73,14 @@ class Condition:
             return self.present.encode() in content
         return self.absent is not None and self.absent.encode() not in content
 
-    def describe(self) -> str:
-        """The condition in words."""
+    @property
+    def words(self) -> str:
+        """The condition in words, of its file."""
         if self.exists is not None:
-            return f"{self.file} {'exists' if self.exists else 'does not exist'}"
+            return "it exists" if self.exists else "it does not exist"
         if self.present is not None:
-            return f"{self.file} has {self.present!r}"
-        return f"{self.file} is there and lacks {self.absent!r}"
+            return f"it has {self.present!r}"
+        return f"it is there and lacks {self.absent!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

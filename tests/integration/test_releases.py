@@ -20,8 +20,10 @@ import pytest
 from sm75 import rebase, releases, sdists
 from sm75.drift import KeptTree
 from sm75.patching import State, check
+from sm75.progress import make_reporter
 from sm75.series import load_series
-from sm75.smem import trees
+from sm75.smem import audit as audits
+from sm75.smem import toolenv, trees
 from sm75.smem.audit import SHARED_LIMIT
 from sm75.store import Store, default_root
 from sm75.trees import open_tree
@@ -197,7 +199,7 @@ def wrappers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("group", ["attention", "encoder"])
 def test_launches_are_within_the_limit(wrappers: tuple[Path, Path], group: str) -> None:
-    """By the model: nothing is compiled for this release."""
+    """By the model: nothing is compiled here."""
 
     def launches(text: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.splitlines()]
@@ -228,3 +230,31 @@ def shared(launch: dict[str, Any]) -> int:
         return 0
     tile = given["TILE_SIZE"] * (2 if launch["kernel"] == "_attn_packed" else 1)
     return int(4 * given["HEAD_SIZE_PADDED"] * (given["BLOCK_M"] + tile))
+
+
+def test_compiled_attention_is_within_the_limit(wrappers: tuple[Path, Path]) -> None:
+    """What the audit compiles for sm_75 of 0.28.0: the law is exact there too, and all of it fits.
+
+    0.28.0's modules import typing_extensions, which the audit's own environment lacks.
+    """
+    python = os.environ.get("SM75_AUDIT_PYTHON")
+    if not python:
+        pytest.skip("SM75_AUDIT_PYTHON names no Python with the audit's Triton")
+    if subprocess.run([python, "-c", "import typing_extensions"], check=False).returncode:
+        pytest.skip("SM75_AUDIT_PYTHON lacks typing_extensions")
+    cache = ROOT / ".sm75" / "smem" / f"triton-{toolenv.pinned_triton(ROOT)}.json"
+    groups = ("attention", "encoder", "cache")
+    with make_reporter(quiet=True) as reporter:
+        audit = audits.run(toolenv.ensure(ROOT), ROOT, wrappers[1], cache, reporter, groups=groups)
+    assert audit.failed == {}
+    assert audits.problems(audit) == []
+    assert max(variant.shared for variant in audit.variants.values()) == SHARED_LIMIT
+    exact = 0
+    for variant in audit.variants.values():
+        if variant.kernel == "kernel_unified_attention":
+            given = {name: int(value) for name, value in variant.parameters.items()}
+            rows, tile = given["BLOCK_M"], given["TILE_SIZE"]
+            p_bytes = 2 * rows * tile if rows > given["HEAD_SIZE_PADDED"] else 0
+            assert variant.shared == 4 * given["HEAD_SIZE_PADDED"] * (rows + tile) + p_bytes
+            exact += 1
+    assert exact > 40

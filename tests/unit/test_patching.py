@@ -457,7 +457,7 @@ def test_a_file_of_another_release(kit: Kit) -> None:
 def test_another_release_is_a_directory_beside(kit: Kit, home: str) -> None:
     kit.overlay("pkg/ours.py")
     kit.rows[-1] += f'from = "{home}"\n'
-    with pytest.raises(PatchError, match="no other release|no.* plain path|must be a non-empty"):
+    with pytest.raises(PatchError, match=r"no other release|no.* plain path|must be a non-empty"):
         kit.series()
 
 

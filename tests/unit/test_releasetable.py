@@ -8,11 +8,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import orchestrator
-from sm75 import releases, sdists
+from sm75 import patchcommands, proof, releases, sdists
 from sm75.errors import CheckFailed, FetchError, LockError, PatchError, UsageError
-from sm75.lockfile import known_releases
+from sm75.lockfile import ReleaseLock, known_releases, load_release
+from sm75.patching import Result, State
 from sm75.series import seal
 from sm75.store import Store
 from tests.unit.commandkit import Runner
@@ -185,6 +187,34 @@ def test_rebase_of_nothing(root: Path, run: Runner, release: str, source: str, w
     ended = run("patches", "rebase", "--release", release, "--from", source)
     assert ended.code == UsageError.exit_code
     assert why in ended.err
+
+
+def test_check_against_another_release(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the series' own sources at hand it shows all three sides; without, it says so."""
+    lock = replace(load_release(ROOT, RELEASE), vllm="1.0")
+    offline: list[bool] = []
+
+    def sdist(_root: Path, lock: ReleaseLock, _store: Store, against: str | None) -> Path:
+        if offline and not against:
+            raise FetchError("no network")
+        return tmp_path / f"vllm-{against or lock.vllm}"
+
+    monkeypatch.setattr(proof, "sdist", sdist)
+    said: list[str] = []
+
+    def check(against: str | None) -> list[Result]:
+        return patchcommands.check(root, lock, Store(tmp_path / "store"), against, said.append)
+
+    assert patchcommands.applies(check(None))
+    conflict = check("2.0")[-1]
+    assert (conflict.state, conflict.faults[-1].old_line) == (State.CONFLICTS, 16)
+    assert not patchcommands.applies(check("1.1"))
+    assert said == []
+    offline.append(True)
+    assert check("2.0")[-1].faults[-1].old == ()
+    assert said == ["without the sources of 1.0 a hunk is known by its text alone: no network"]
 
 
 def pins(root: Path, text: str) -> None:
