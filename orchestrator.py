@@ -466,10 +466,13 @@ def patches_releases(store: Path | None, as_json: bool, write: bool, check: bool
 @_shared("release")
 def patches_seal(release: str | None) -> None:
     """Pin the patches as they are now, in series.toml and in the release lock."""
-    from sm75 import proof
+    from sm75 import patchcommands, proof
 
-    for name in proof.seal(ROOT, _lock(release)):
+    lock = _lock(release)
+    for name in proof.seal(ROOT, lock):
         click.echo(f"pinned {name}")
+    for text in patchcommands.left_behind(ROOT, lock.vllm):
+        _warn(text)
 
 
 @cli.command("lock")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sm75 import drift, patching, proof, rebase, sdists
-from sm75.errors import FetchError, UsageError
+from sm75.errors import FetchError, PatchError, UsageError
 from sm75.lockfile import ReleaseLock
 from sm75.patching import Result, State
 from sm75.series import load_series
@@ -83,3 +83,23 @@ def propose(
 def applies(results: list[Result]) -> bool:
     """Whether everything applies, or is applied."""
     return all(result.state in (State.APPLIES, State.APPLIED) for result in results)
+
+
+def left_behind(root: Path, release: str) -> list[str]:
+    """Other series that are not valid, as when a file that they take from ``release`` changed.
+
+    Args:
+        root: The project's directory.
+        release: The release whose series was sealed.
+
+    Returns:
+        A message for each.
+    """
+    said = []
+    for path in sorted((root / "patches").glob("[!.]*/series.toml")):
+        if path.parent.name != release:
+            try:
+                load_series(path.parent)
+            except PatchError as error:
+                said.append(f"patches/{path.parent.name} is not valid now: {error.what}")
+    return said

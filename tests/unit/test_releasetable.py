@@ -217,6 +217,16 @@ def test_check_against_another_release(
     assert said == ["without the sources of 1.0 a hunk is known by its text alone: no network"]
 
 
+def test_a_changed_file_that_another_release_takes_is_told(root: Path, run: Runner) -> None:
+    run("patches", "rebase", "--release", "1.1", "--from", "1.0", "--accept")
+    assert patchcommands.left_behind(root, "1.0") == []
+    (root / "patches/1.0/overlay/pkg/ours.py").write_text("changed\n")
+    seal(root / "patches/1.0")
+    (said,) = patchcommands.left_behind(root, "1.0")
+    assert said.startswith("patches/1.1 is not valid now: ")
+    assert "pkg/ours.py" in said
+
+
 def pins(root: Path, text: str) -> None:
     (root / "lock").mkdir(exist_ok=True)
     (root / "lock/sdists.toml").write_text(text)
