@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm75.series import load_series
 from tests.unit.projectkit import RELEASE, ROOT, load
 
 OMISSIONS = ROOT / "lock" / RELEASE / "omissions.toml"
@@ -433,3 +434,28 @@ def test_ptx_is_for_proofs_only(target: str, ptx: str, said: str) -> None:
         return
     with pytest.raises(SystemExit, match=said):
         script.check_ptx(target, ptx)
+
+
+def test_patches_of_its_own_release_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe brings along those of all releases, with the files that one takes from another."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        commands.append(command)
+        raise SystemExit
+
+    (tmp_path / "vllm-src").mkdir()
+    monkeypatch.setattr(script, "run", run)
+    for name, value in {"SRC_DIR": str(tmp_path), "SP_DIR": "", "PKG_VERSION": RELEASE,
+                        "target_platform": "linux-aarch64"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        script.main()
+    (command,) = commands
+    given = command[command.index("--series") + 1]
+    assert Path(given) == tmp_path / "patches" / RELEASE
+    shutil.copytree(ROOT / "patches", tmp_path / "patches")
+    assert load_series(Path(given)).release == RELEASE
+    assert load_series(tmp_path / "patches" / "0.28.0").release == "0.28.0"
