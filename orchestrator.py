@@ -189,15 +189,23 @@ def _fetch(
 @click.option(
     "--verify/--no-verify", "check", default=True, help="Check the package that was built."
 )
+@click.option(
+    "--check",
+    "twice",
+    is_flag=True,
+    help="Build everything a second time, in another directory and with another job count, and "
+    "compare the bytes.",
+)
 def build(
     release: str | None, store: Path | None, rust: str | None, platform: str, toolchain: str,
     dry_run: bool, as_json: bool, channel: Path | None, ptx: bool, jobs: int, offline: bool,
-    recompile: bool, no_wait: bool, check: bool,
+    recompile: bool, no_wait: bool, check: bool, twice: bool,
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
     from sm75.lockfile import G5G
     from sm75.progress import make_reporter, span
+    from sm75.toolchain.choice import choose
 
     lock = _lock(release)
     place = _store(store)
@@ -233,9 +241,21 @@ def build(
             if check
             else (lambda package: None),
         )
+        again = None
+        if twice:
+            from sm75 import rebuild
+
+            again = rebuild.check(
+                settings,
+                outcome.package,
+                lambda root: choose(toolchain, root, lock, reporter, install=False),
+                lock.vllm,
+                reporter,
+            )
     if as_json:
         _print_json(
             {
+                **({"check": rebuild.to_json(again)} if again else {}),
                 "package": str(outcome.package),
                 "built": outcome.built,
                 "input_hash": outcome.inputs.input_hash,
@@ -245,6 +265,8 @@ def build(
                 "seconds": round(outcome.seconds, 1),
             }
         )
+        if again:
+            rebuild.require(again)
         return
     size = outcome.package.stat().st_size / 2**20
     if outcome.built:
@@ -254,6 +276,9 @@ def build(
         )
     else:
         click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
+    if again:
+        rebuild.require(again)
+        click.echo(rebuild.describe(again))
 
 
 @cli.command("toolchain")

@@ -253,7 +253,7 @@ def build(
                 lock, settings.store, planned.platform, settings.rust, settings.target_platform
             )
         )
-        with _only_one(settings, reporter):
+        with only_one(settings, reporter, "build.lock"):
             # The one that was waited for may have built the same, and the inputs may be others.
             planned = look(lock, provider, settings)
             if planned.needed:
@@ -318,8 +318,19 @@ def native_directory(settings: Settings, made_of: inputs.Inputs) -> Path:
 
 
 @contextlib.contextmanager
-def _only_one(settings: Settings, reporter: Reporter) -> Iterator[None]:
-    path = settings.work / "build.lock"
+def only_one(settings: Settings, reporter: Reporter, name: str) -> Iterator[None]:
+    """Keep other runs out of this directory while the block runs.
+
+    Args:
+        settings: The directory, and how long to wait.
+        reporter: Is told that it waits.
+        name: Of the file that is locked, in the work directory.
+
+    Raises:
+        BusyError: Another one still runs after ``settings.wait``.
+        DiskError: The file cannot be made.
+    """
+    path = settings.work / name
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path)
