@@ -185,6 +185,11 @@ def _fetch(
 @click.option("--jobs", type=click.IntRange(min=0), default=0, help="0: from cores and memory.")
 @click.option("--offline", is_flag=True, help="Use the store as it is; fetch nothing.")
 @click.option("--recompile", is_flag=True, help="Compile everything anew, whatever is there.")
+@click.option(
+    "--remote-cache", default="", envvar="SM75_REMOTE_CACHE", metavar="URL",
+    help="A compiler cache that several builders share: redis://HOST or file:///DIRECTORY "
+    "(SM75_REMOTE_CACHE).",
+)  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Fail at once when another build runs.")
 @click.option(
     "--verify/--no-verify", "check", default=True, help="Check the package that was built."
@@ -199,7 +204,7 @@ def _fetch(
 def build(
     release: str | None, store: Path | None, rust: str | None, platform: str, toolchain: str,
     dry_run: bool, as_json: bool, channel: Path | None, ptx: bool, jobs: int, offline: bool,
-    recompile: bool, no_wait: bool, check: bool, twice: bool,
+    recompile: bool, remote_cache: str, no_wait: bool, check: bool, twice: bool,
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
@@ -214,6 +219,7 @@ def build(
     settings = step.Settings(
         root=ROOT, store=place, channel=channel.absolute(), rust=mode, target_platform=platform,
         ptx=ptx, jobs=jobs, wait=0.0 if no_wait else step.Settings.wait, recompile=recompile,
+        remote_cache=remote_cache,
     )  # fmt: skip
     with make_reporter(sys.stderr if as_json else None) as reporter:
         # Installing a compiler takes the network, and is no dry run.

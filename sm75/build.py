@@ -21,7 +21,7 @@ import filelock
 import msgspec
 
 from sm75 import channel as channels
-from sm75 import channelcheck, condanorm, fetch, inputs, preflight, session
+from sm75 import channelcheck, condanorm, fetch, inputs, preflight, remotecache, session
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
@@ -31,7 +31,7 @@ from sm75.progress import Reporter, Task
 from sm75.series import load_series
 from sm75.store import Store
 from sm75.toolchain import Provider
-from sm75.toolchain.host import build_environment
+from sm75.toolchain.host import build_environment, lay_out_tools
 from sm75.toolchain.host import build_platform as this_platform
 from sm75.worker import Job
 
@@ -56,6 +56,7 @@ class Settings:
         jobs: Compile jobs; 0: from cores and memory.
         wait: Seconds to wait for another build in this directory.
         recompile: Build even what the channel has, and compile everything anew.
+        remote_cache: URL of a compiler cache that several builders share; empty: none.
     """
 
     root: Path
@@ -67,6 +68,7 @@ class Settings:
     jobs: int = 0
     wait: float = 24 * 3600.0
     recompile: bool = False
+    remote_cache: str = ""
 
     @property
     def name(self) -> str:
@@ -128,13 +130,16 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
         ToolchainError: A tool is missing or unsuitable.
         ChannelError: The channel has the package, but damaged, or something that is no package.
         UsageError: The project's path, or that of temporary files, does not suit the compilers;
-            or the target does not go with the options or the channel.
+            the target does not go with the options or the channel; or the shared cache's URL is
+            not understood.
         DiskError: The channel cannot be written.
     """
     preflight.check_places(
         settings.work, settings.store.root, settings.channel, os.environ.get("TMPDIR")
     )
     check_target(settings)
+    if settings.remote_cache:
+        remotecache.parse(settings.remote_cache)
     platform = this_platform()
     if settings.rust == "source":
         raise ToolchainError(
@@ -283,7 +288,8 @@ def _build(
         shutil.rmtree(settings.work / name, ignore_errors=True)
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
-    run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter)
+    with remotecache.shared(settings.remote_cache, reporter) as cache:
+        run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter, cache)
     now = _made_of(lock, provider, settings, planned.platform)
     if now.input_hash != planned.inputs.input_hash:
         changed = sorted(k for k, v in now.facts.items() if v != planned.inputs.facts.get(k))
@@ -386,6 +392,7 @@ def _run_recipe(
     urls: list[str],
     platform: str,
     reporter: Reporter,
+    cache: str,
 ) -> _Run:
     native = native_directory(settings, made_of)
     sdist = lock.artifact("vllm-sdist")
@@ -410,6 +417,7 @@ def _run_recipe(
     log_file = logs / f"build-{made_of.input_hash[:12]}.log"
     environment = {
         **build_environment(),
+        "PATH": lay_out_tools(settings.work / "bin"),
         "HOME": str(home),
         "TMPDIR": os.environ.get("TMPDIR") or "/tmp",  # noqa: S108 (what everybody defaults to)
         "PYTHONPATH": str(settings.root),
@@ -420,6 +428,8 @@ def _run_recipe(
         "SM75_PTX": "1" if settings.ptx else "",
         "SM75_JOBS": str(settings.jobs or ""),
         "SM75_RECOMPILE": "1" if settings.recompile else "",
+        # The recipe has it as a secret: an empty one would hide every place in the log.
+        **({"SM75_CCACHE_REMOTE": cache} if cache else {}),
     }
     series = load_series(settings.root / "patches" / lock.vllm)
     slowest = [o.path for o in series.overlays if o.dest == "cmake/sm75/slowest.txt"]

@@ -62,6 +62,7 @@ def parse(url: str) -> Remote:
     Raises:
         UsageError: It is neither, or incomplete.
     """
+
     def refused(why: str) -> UsageError:
         return UsageError(
             "--remote-cache is not understood",

@@ -10,6 +10,7 @@ SM75_NATIVE_DIR        where CMake and ninja keep their state, so that a killed 
 SM75_CCACHE_DIR        the compiler cache; default: inside SM75_NATIVE_DIR
 SM75_JOBS              compile jobs; default: from cores and memory
 SM75_RECOMPILE         1: compile everything, and renew the compiler cache
+SM75_CCACHE_REMOTE     ccache's remote_storage: a cache that several builders share
 SM75_RUST              prebuilt, source or none
 SM75_PTX               1: put compute_75 PTX beside the machine code, for proofs on other GPUs;
                        refused for linux-aarch64
@@ -74,6 +75,7 @@ def main() -> None:
     configure(native, toolkit)
     step("compile")
     compile_extensions(native, toolkit)
+    check_headers(native, toolkit)
     step("install")
     install_extensions(native, toolkit, site)
     install_python(tree, site)
@@ -230,6 +232,7 @@ class Toolkit:
             shutil.rmtree(directory, ignore_errors=True)
         self._cuda()
         self._torch()
+        self._compilers()
         done.write_text(tree_digest(parts))
 
     def _cuda(self) -> None:
@@ -274,6 +277,11 @@ class Toolkit:
         )
         (package / "utils" / "cpp_extension.py").write_text(f"COMMON_NVCC_FLAGS = {flags!r}\n")
 
+    def _compilers(self) -> None:
+        # ccache and nvcc look for these on PATH, also where another host compiler is named.
+        for name, compiler in (("gcc", self.cc), ("g++", self.cxx)):
+            link(self.shim / "bin" / name, compiler)
+
     @functools.cached_property
     def compilers(self) -> str:
         """sha256 over every program that takes part in making an object, and its settings."""
@@ -296,6 +304,22 @@ class Toolkit:
             digest.update(re.sub(r"/cc\w+\.s\b", "", said).encode())
         return digest.hexdigest()
 
+    def system_headers(self) -> list[str]:
+        """Directories of the C and C++ libraries that belong to the compiler."""
+        said = subprocess.run(
+            [self.cxx, "-E", "-v", "-x", "c++", os.devnull],
+            check=False, capture_output=True, text=True, errors="replace",
+        ).stderr  # fmt: skip
+        found = re.search(r"#include <\.\.\.> search starts here:\n(.*?)\nEnd of", said, re.DOTALL)
+        listed = {
+            os.path.realpath(line.strip()) for line in (found[1] if found else "").split("\n")
+        }
+        # Anybody's, and on a cross compiler those of another machine.
+        listed.discard("/usr/local/include")
+        if os.environ["build_platform"] != self.target:  # noqa: SIM112
+            listed.discard("/usr/include")
+        return sorted(listed)
+
     def _stub(self, path: Path, soname: str) -> None:
         if path.exists():
             return
@@ -311,7 +335,7 @@ class Toolkit:
             env.pop(name, None)
         cache = os.environ.get("SM75_CCACHE_DIR") or str(self.native / "ccache")
         env |= {
-            "PATH": f"{self.cuda / 'bin'}{os.pathsep}{env['PATH']}",
+            "PATH": os.pathsep.join((f"{self.cuda / 'bin'}", f"{self.shim / 'bin'}", env["PATH"])),
             "PYTHONPATH": str(self.shim),
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_HOME": str(self.cuda),
@@ -332,6 +356,8 @@ class Toolkit:
             # After vLLM's own --compress-mode=size: the last one counts. So one can read in a
             # library what the driver is going to compile (docs/proofs.md).
             env["NVCC_APPEND_FLAGS"] = "--compress-mode=none"
+        if remote := os.environ.get("SM75_CCACHE_REMOTE"):
+            env["CCACHE_REMOTE_STORAGE"] = remote
         if os.environ.get("SM75_RECOMPILE"):
             env["CCACHE_RECACHE"] = "1"
         return env
@@ -425,6 +451,31 @@ def compile_extensions(native: Path, toolkit: Toolkit) -> None:
         ["ninja", "-C", str(native / "build"), f"-j{jobs()}", *EXTENSIONS],
         env={**toolkit.environment(), "NINJA_STATUS": "sm75: [%f/%t] "},
     )
+
+
+def check_headers(native: Path, toolkit: Toolkit) -> None:
+    """End the script when a compiler read a header that nothing declares."""
+    build = native / "build"
+    listed = output(["ninja", "-C", str(build), "-t", "deps"])
+    read = {line.strip() for line in listed.split("\n") if line.startswith(" ")}
+    foreign = undeclared(
+        {os.path.realpath(build / path) for path in read},
+        [os.path.realpath(path) for path in (native, toolkit.host, toolkit.build)]
+        + toolkit.system_headers(),
+    )
+    if foreign:
+        sys.exit(
+            "sm75: the compilers read files that no package declares:\n  "
+            + "\n  ".join(foreign[:10])
+            + "\n  take them away, or out of the compilers' search path"
+        )
+    print(f"sm75: {len(read)} headers, all declared", flush=True)
+
+
+def undeclared(read: set[str], roots: list[str]) -> list[str]:
+    """The files that lie below none of the directories, sorted."""
+    below = tuple(root.rstrip("/") + "/" for root in roots if root)
+    return sorted(path for path in read if not path.startswith(below))
 
 
 def install_extensions(native: Path, toolkit: Toolkit, site: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from sm75.atomic import disk_errors
 from sm75.errors import ToolchainError
 
 # vLLM refuses GCC < 11.3 (its CMakeLists.txt); nvcc 13.2 accepts up to GCC 15
@@ -26,6 +27,8 @@ from sm75.errors import ToolchainError
 GCC_MIN = Version("11.3")
 GCC_BELOW = Version("16")
 
+# What recipe builders, CMake and nvcc start by name (found by taking all away and looking).
+HOST_TOOLS = ("bash", "sh", "env", "rm")
 TRIPLETS = {"linux-64": "x86_64-linux-gnu", "linux-aarch64": "aarch64-linux-gnu"}
 _MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 
@@ -131,11 +134,38 @@ def find_compiler(target: str, *, install: bool = True) -> Compiler:
 
 
 def build_environment() -> dict[str, str]:
-    """The environment in which the compilers run, besides what the recipe's builder sets.
+    """The environment in which compilers are probed; the build's own, but for PATH.
 
     Nothing of the user's is in it: CPATH, GCC_EXEC_PREFIX and their like change what is built.
     """
-    return {"PATH": os.environ.get("SM75_BUILD_PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
+    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+
+def lay_out_tools(directory: Path) -> str:
+    """Make a directory with the few programs of this machine that a build may start by name.
+
+    All others come from the recipe's environments, or are named by their whole path (the compiler
+    by ``CC`` and ``CXX``).
+
+    Args:
+        directory: Where; made anew.
+
+    Returns:
+        The build's PATH.
+
+    Raises:
+        ToolchainError: One is missing.
+        DiskError: It cannot be written.
+    """
+    with disk_errors(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for name in HOST_TOOLS:
+            found = shutil.which(name, path="/usr/bin:/bin")
+            if found is None:
+                raise ToolchainError(f"{name} is neither in /usr/bin nor in /bin", fix="install it")
+            (directory / name).symlink_to(found)
+    return str(directory)
 
 
 def _version(cxx: Path) -> Version | None:

