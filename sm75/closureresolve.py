@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm75.closurelock import SCHEMA, Omissions, Package, RuntimeLock
+from sm75.constraints import both
 from sm75.errors import LockError, ToolchainError
+from sm75.lockfile import Constraint
 from sm75.wheelmeta import MACHINE, marker_environment
 
 # The oldest glibc among the supported images: Amazon Linux 2023's.
@@ -71,6 +74,27 @@ def read_requirements(metadata: str) -> list[Requirement]:
     found = HeaderParser().parsestr(metadata).get_all("Requires-Dist") or []
     parsed = [Requirement(line) for line in found]
     return [r for r in parsed if r.marker is None or "extra ==" not in str(r.marker)]
+
+
+def bounded(
+    requirements: Iterable[Requirement], constraints: Iterable[Constraint]
+) -> list[Requirement]:
+    """The requirements with the bounds that the release lock adds to them.
+
+    Args:
+        requirements: vLLM's own.
+        constraints: The release lock's.
+    """
+    bounds = {canonicalize_name(c.name): c.spec for c in constraints}
+    found = []
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
+        # torch is the target's: its bound is on the stable ABI, and vLLM's is departed from.
+        if name != "torch" and name in bounds:
+            requirement = Requirement(str(requirement))
+            requirement.specifier = SpecifierSet(both(str(requirement.specifier), bounds[name]))
+        found.append(requirement)
+    return found
 
 
 def wanted(vllm: Iterable[Requirement], omissions: Omissions) -> Wanted:

@@ -50,13 +50,19 @@ def test_task_is_a_command_of_the_orchestrator(name: str) -> None:
     python, program, *arguments = shlex.split(task["cmd"])
     assert (python, program) == ("python", "orchestrator.py")
     command: click.Command = orchestrator.cli
+    values = 0
     for argument in arguments:
         if isinstance(command, click.Group):
             assert argument in command.commands
             command = command.commands[argument]
+        elif values:
+            values -= 1
         else:
-            options = {flag for option in command.params for flag in option.opts}
+            options = {flag: option for option in command.params for flag in option.opts}
             assert argument in options
+            option = options[argument]
+            values = 0 if isinstance(option, click.Option) and option.is_flag else option.nargs
+    assert not values
 
 
 def test_platforms_are_those_that_build() -> None:
