@@ -166,7 +166,9 @@ def make(
     """
     refuse_early(place, release)
     known = [artifact for former in formers for artifact in former.lock.artifacts]
-    toolkit = lockresolve.find_toolkit(place.index, place.target.cuda, known, place.options)
+    toolkit = lockresolve.find_toolkit(
+        place.index, place.target.cuda, () if place.upgrade else known, place.options
+    )
     versions = lockresolve.Versions(release=release, torch=place.torch, toolkit=toolkit)
 
     def resolve(wanted: list[lockpolicy.Wanted]) -> tuple[Artifact, ...]:
