@@ -23,7 +23,9 @@ if __name__ == "__main__":
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
     # `channel lock` and `lock --vllm` resolve the closure with uv.
-    _resolves = sys.argv[1:2] == ["lock"] and any(a.startswith("--vllm") for a in sys.argv[2:])
+    _resolves = sys.argv[1:2] == ["lock"] and any(
+        argument.startswith(("--vllm", "--tools")) for argument in sys.argv[2:]
+    )
     _dev = (
         sys.argv[1:2] in (["test"], ["lint"])
         or sys.argv[1:3] == ["channel", "lock"]
@@ -423,6 +425,7 @@ def patches_seal(release: str | None) -> None:
 @click.option(
     "--check", is_flag=True, help="Compare the lock with the pinned tree and variants file."
 )
+@click.option("--tools", is_flag=True, help="Solve pixi.toml anew and write pixi.lock.")
 @click.option("--vllm", default="", help="Make the lock of this release, or of the latest.")
 @click.option("--torch", default="", help="With --vllm: the torch to compile against.")
 @click.option("--target", default="", help="With --vllm: contract below lock/targets.")
@@ -432,18 +435,19 @@ def patches_seal(release: str | None) -> None:
     "--closure/--no-closure", default=True, help="With --vllm: resolve runtime.lock as well."
 )
 def lock_command(
-    release: str | None, store: Path | None, dry_run: bool, as_json: bool, check: bool, vllm: str,
-    torch: str, target: str, base: str, upgrade: bool, closure: bool,
+    release: str | None, store: Path | None, dry_run: bool, as_json: bool, check: bool, tools: bool,
+    vllm: str, torch: str, target: str, base: str, upgrade: bool, closure: bool,
 ) -> None:  # fmt: skip
     """Show, check or make a release lock.
 
     --vllm X.Y.Z resolves that release and all pins into lock/X.Y.Z and shows what differs from the
     former lock. --vllm latest starts from the newest release; what stops it is said and recorded.
-    Nothing is written unless everything resolved. This uses the network.
+    Nothing is written unless everything resolved. --tools does the same for pixi.lock, from
+    conda-forge. Both use the network.
     """
     if vllm:
-        if check or release:
-            raise UsageError("--vllm makes a lock; --check and --release look at one")
+        if check or release or tools:
+            raise UsageError("--vllm makes a lock; --check, --release and --tools go without it")
         _make_lock(
             store, as_json=as_json, vllm=vllm, torch=torch, target=target, base=base,
             upgrade=upgrade, with_closure=closure, dry_run=dry_run,
@@ -451,14 +455,20 @@ def lock_command(
         return
     if torch or target or base or upgrade or dry_run or not closure:
         raise UsageError("these options make a lock", fix="give --vllm X.Y.Z or --vllm latest")
+    if tools:
+        _solve_tools(store)
+        return
     from sm75 import lockcheck
 
     lock = _lock(release)
     if check:
+        from sm75 import pixi
+
         lockcheck.check(ROOT, lock, _store(store))
+        pixi.check(ROOT)
         click.echo(
             f"lock: {lock.vllm} agrees with the pinned tree, the patches, variants.yaml and the "
-            "recipe"
+            "recipe; pixi.toml, pixi.lock and lock/ agree"
         )
         return
     facts = lockcheck.summary(lock)
@@ -482,6 +492,16 @@ def _make_lock(store: Path | None, *, as_json: bool, **request: Any) -> None:
     else:
         for line in done.lines():
             click.echo(line)
+
+
+def _solve_tools(store: Path | None) -> None:
+    from sm75 import pixilock
+    from sm75.progress import make_reporter
+    from sm75.toolchain import conda_forge
+
+    with make_reporter() as reporter:
+        changed = pixilock.update(ROOT, _store(store), reporter, conda_forge.source())
+    click.echo(f"lock: pixi.lock {'is written' if changed else 'is as it was'}")
 
 
 @cli.command("explain")

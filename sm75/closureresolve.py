@@ -232,13 +232,13 @@ def _resolve_one(
         (work / "excluded.txt").write_text("".join(f"{e}\n" for e in sorted(want.excluded)))
         # uv prefers what it finds in its output file
         (work / "chosen.txt").write_text("".join(f"{p.project}=={p.version}\n" for p in pins))
-        glibc = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
-        target = ["--python-platform", f"{MACHINE[platform]}-{glibc}", "--python-version", minor]
-        target += ["--only-binary", ":all:", "--excludes", "excluded.txt", "--no-header", "-q"]
+        target = [*_target(platform, minor), "--excludes", "excluded.txt"]
         _uv(work, [*target, "requirements.in", "--no-annotate", "-o", "chosen.txt"], minor)
         # the same once more, exactly, for the files
-        _uv(work, [*target, "requirements.in", "-c", "chosen.txt", "--format", "pylock.toml",
-                   "-o", "pylock.toml"], minor)  # fmt: skip
+        compile_lock(
+            work, ["requirements.in", "-c", "chosen.txt", "--excludes", "excluded.txt"],
+            platform, minor,
+        )  # fmt: skip
         pylock = tomllib.loads((work / "pylock.toml").read_text())
     tags = target_tags(platform, minor)
     for entry in pylock["packages"]:
@@ -256,14 +256,42 @@ def _resolve_one(
         )  # fmt: skip
 
 
-def _uv(work: Path, arguments: list[str], minor: str) -> None:
+def compile_lock(
+    work: Path, arguments: list[str], platform: str, minor: str, *, what: str = "the closure"
+) -> None:
+    """Let uv write ``pylock.toml`` in a directory.
+
+    Args:
+        work: The directory; it holds the files that the arguments name.
+        arguments: Of ``uv pip compile``: requirements and constraints.
+        platform: Conda subdir of the target.
+        minor: Its Python minor.
+        what: What is resolved, for the error.
+
+    Raises:
+        LockError: The requirements cannot be met.
+        ToolchainError: uv is missing.
+    """
+    _uv(
+        work, [*_target(platform, minor), *arguments, "--format", "pylock.toml",
+               "-o", "pylock.toml"], minor, what,
+    )  # fmt: skip
+
+
+def _target(platform: str, minor: str) -> list[str]:
+    glibc = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
+    target = ["--python-platform", f"{MACHINE[platform]}-{glibc}", "--python-version", minor]
+    return [*target, "--only-binary", ":all:", "--no-header", "-q"]
+
+
+def _uv(work: Path, arguments: list[str], minor: str, what: str = "the closure") -> None:
     done = subprocess.run(
         [uv_program(), "pip", "compile", *arguments],
         cwd=work, check=False, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise LockError(
-            f"the closure cannot be resolved for Python {minor}",
+            f"{what} cannot be resolved for Python {minor}",
             why=re.sub(r"\s+", " ", done.stderr).strip()[-1500:],
             fix="loosen omissions.toml, or give the missing package up with a reason there",
         )

@@ -10,11 +10,6 @@ from tests.unit.commandkit import Runner
 from tests.unit.projectkit import ROOT
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    return Runner(monkeypatch, capsys)
-
-
 @pytest.mark.parametrize("name", constraints.NAMES)
 def test_every_constraint_has_bound_reason_error_and_source(name: str) -> None:
     parts = explain.explain(ROOT, name).parts
@@ -32,31 +27,31 @@ def test_entries_of_one_name_stand_together() -> None:
     assert "{spec}" not in text
 
 
-def test_the_command(command: Runner) -> None:
-    told = command("explain", "vllm")
+def test_the_run(run: Runner) -> None:
+    told = run("explain", "vllm")
     assert told.code == 0
     assert "AmbiguousGlobalPerLayerAttributeError: 'head_dim'" in told.out
-    assert command("explain", "vllm", "--json").json["subject"] == "constraint vllm"
-    assert command("explain", "--json").json == sorted(constraints.NAMES)
-    assert "constraints: cuda, driver" in command("explain").out
+    assert run("explain", "vllm", "--json").json["subject"] == "constraint vllm"
+    assert run("explain", "--json").json == sorted(constraints.NAMES)
+    assert "constraints: cuda, driver" in run("explain").out
 
 
-def test_what_is_not_known_is_said_with_what_is(command: Runner) -> None:
-    told = command("explain", "trnsformers")
+def test_what_is_not_known_is_said_with_what_is(run: Runner) -> None:
+    told = run("explain", "trnsformers")
     assert told.code == 2
     assert "explain transformers" in told.err
     assert "Traceback" not in told.err
 
 
 def test_another_explainer_takes_what_is_no_constraint(
-    monkeypatch: pytest.MonkeyPatch, command: Runner
+    monkeypatch: pytest.MonkeyPatch, run: Runner
 ) -> None:
     """As the one of logs will."""
     found = Explanation(subject="a log", parts=(("says", "nothing"),))
     further = (explain.of_constraint, lambda root, subject: found if "." in subject else None)
     monkeypatch.setattr(explain, "EXPLAINERS", further)
-    assert "a log" in command("explain", "build.log").out
-    assert "constraint cuda" in command("explain", "cuda").out
+    assert "a log" in run("explain", "build.log").out
+    assert "constraint cuda" in run("explain", "cuda").out
 
 
 @pytest.mark.parametrize(
@@ -66,13 +61,12 @@ def test_another_explainer_takes_what_is_no_constraint(
         ("lock", "--dry-run"),
         ("lock", "--no-closure"),
         ("lock", "--vllm", "0.33.0", "--check"),
+        ("lock", "--vllm", "0.33.0", "--tools"),
         ("lock", "--vllm", "0.33.0", "--release", "0.33.0"),
         ("lock", "--vllm", "newest", "--no-closure"),
     ],
 )
-def test_options_of_lock_that_do_not_go_together(
-    command: Runner, arguments: tuple[str, ...]
-) -> None:
-    told = command(*arguments)
+def test_options_of_lock_that_do_not_go_together(run: Runner, arguments: tuple[str, ...]) -> None:
+    told = run(*arguments)
     assert told.code == 2
     assert told.err.startswith("error: ")
