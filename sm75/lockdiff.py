@@ -26,7 +26,8 @@ _KINDS = {
 }
 _ORDER = (
     "Sources", "Declared pins", "Architectures", "External projects", "Extensions",
-    "CMake targets", "Rust", "Requirements of vLLM", "Departures", "Constraints", "Closure",
+    "CMake targets", "Rust", "Requirements of vLLM", "Departures", "Constraints", "Patches",
+    "Closure",
 )  # fmt: skip
 _REVISION = re.compile(r"\b([0-9a-f]{10})[0-9a-f]{30}\b")
 # Of a closure's changes so many are shown to a person; JSON has all.
@@ -161,6 +162,13 @@ def _changes(old: Side | None, new: Side) -> Iterator[tuple[str, list[Change]]]:
         _between(
             {c.name: c.spec for c in before.constraints} if before else {},
             {c.name: c.spec for c in new.lock.constraints},
+        ),
+    )
+    yield (
+        "Patches",
+        _between(
+            {p.file: p.sha256[:10] for p in before.patches} if before else {},
+            {p.file: p.sha256[:10] for p in new.lock.patches},
         ),
     )
     if new.runtime:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from sm75 import lockcheck
+from sm75 import closureresolve, lockcheck
 from sm75.errors import FetchError, LockError, PatchError, UsageError
-from sm75.lockfile import load_release
+from sm75.lockfile import Constraint, load_release
 from tests.unit.badserver import BadServer
 from tests.unit.lockkit import EXTENSIONS, PATCH, REQUIRES, World
 
@@ -50,10 +51,46 @@ def test_a_lock_is_made_and_agrees_with_its_tree(world: World) -> None:
         "cuda-nvcc-linux-aarch64", "speedups-cp311-linux-aarch64", "speedups-cp312-linux-aarch64",
     ]  # fmt: skip
     lockcheck.check(world.root, lock, world.store)
+    assert "patches: patches/0.33.0: 1 files, all apply" in list(done.lines())
     text = (world.root / "lock/0.33.0/omissions.toml").read_text()
     assert text.startswith("# Requirements of vLLM 0.33.0 that")
     assert "gadget" not in text
     assert 'vllm_version == "0.33.0"' in (world.root / "recipes/vllm-sm75/recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        (
+            "lock/policy.toml",
+            "needs 8.0",
+            "needs 9.0",
+            "substitution requirement:flashinfer-python",
+        ),
+        ("lock/policy.toml", '"external:deep"', '"external:no"', "substitution external:deep"),
+        ("lock/omissions.toml", "the image's", "gone", "lock/0.33.0/omissions.toml: not what"),
+        ("lock/constraints.toml", "all of C++20", "C++20", "constraint gcc"),
+    ],
+)
+def test_what_a_lock_is_made_of_may_not_change_without_it(
+    world: World, file: str, old: str, new: str, named: str
+) -> None:
+    lock = world.lock("0.33.0").made.lock
+    world.edit(file, old, new)
+    with pytest.raises(LockError) as error:
+        lockcheck.check(world.root, lock, world.store)
+    assert named in str(error.value)
+
+
+def test_the_closure_and_the_recipe_get_the_locks_own_bounds() -> None:
+    ours = [Requirement("transformers>=5.5.3"), Requirement("torch==2.13.0"), Requirement("tqdm")]
+    bounds = [
+        Constraint(name="transformers", spec=">=5.5.3,<5.17", reason="x"),
+        Constraint(name="torch", spec=">=2.11", reason="x"),
+    ]
+    found = closureresolve.bounded(ours, bounds)
+    assert [str(r.specifier) for r in found] == ["<5.17,>=5.5.3", "==2.13.0", ""]
+    assert str(ours[0].specifier) == ">=5.5.3"
 
 
 def test_twice_gives_identical_files_and_reads_nothing_again(world: World) -> None:
@@ -192,6 +229,7 @@ def test_a_release_without_patches_is_locked_and_said_to_lack_them(world: World)
     world.patches("0.34.0", PATCH.replace("@@ -1,2 +1,3 @@", "@@ -2,2 +2,3 @@"))
     after = world.lock("0.34.0")
     assert [ref.file for ref in after.made.lock.patches] == ["1.patch"]
+    assert [(c.sign, c.name) for c in after.diff.sections["Patches"]] == [("+", "1.patch")]
     lockcheck.check(world.root, after.made.lock, world.store)
 
 
