@@ -148,6 +148,7 @@ def make(
     formers: tuple[Former, ...] = (),
     *,
     skipped: tuple[Skipped, ...] = (),
+    to_build: bool = False,
 ) -> Made:
     """Resolve and check one release.
 
@@ -156,10 +157,11 @@ def make(
         release: The vLLM release.
         formers: Locks whose versions stay where they fit, the most binding first.
         skipped: Newer releases that could not be taken.
+        to_build: Refuse a release without patches that apply.
 
     Raises:
         LockError: A bound is broken, something is not on the index, or the tree declares what
-            nothing accounts for; every such thing is named.
+            nothing accounts for; every such thing is named. Or the patches are missing.
         PatchError: The release's patches are malformed or do not apply.
         FetchError: Something cannot be read.
         ToolchainError: uv is missing.
@@ -187,6 +189,12 @@ def make(
     for name in ("torch-dev", "cutlass"):
         _obtain(place, lock.artifact(name))
     _refuse(place, lock, pins, standing)
+    if to_build and not standing.buildable:
+        raise LockError(
+            f"vLLM {release} has no patches that apply",
+            why=standing.statement(),
+            fix=f"make patches/{release} first",
+        )
     return _whole(place, lock, sdist, standing, formers)
 
 

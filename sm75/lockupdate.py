@@ -171,14 +171,8 @@ def _latest(
     skipped: list[Skipped] = []
     for release in there:
         try:
-            made = lockmake.make(
-                place, release, _formers(place.root, release, request.base), skipped=tuple(skipped)
-            )
-            if not made.standing.buildable:
-                raise LockError(
-                    f"vLLM {release} has no patches that apply", why=made.standing.statement()
-                )
-            return made
+            formers = _formers(place.root, release, request.base)
+            return lockmake.make(place, release, formers, skipped=tuple(skipped), to_build=True)
         except (LockError, PatchError) as error:
             reason = " ".join(f"{error.what}: {error.why}".split())
             skipped.append(Skipped(release=release, reason=reason))

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import orchestrator
 from sm75 import closureresolve, lockcheck
 from sm75.errors import FetchError, LockError, PatchError, UsageError
 from sm75.lockfile import Constraint, load_release
 from tests.unit.badserver import BadServer
+from tests.unit.commandkit import Runner
 from tests.unit.lockkit import EXTENSIONS, PATCH, REQUIRES, World
 
 
@@ -388,3 +390,25 @@ def test_a_release_that_the_index_lacks(world: World) -> None:
         world.lock("9.9.9")
     with pytest.raises(UsageError, match="no version of torch"):
         world.lock("0.33.0", torch="new")
+
+
+def test_the_command_line(world: World, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orchestrator, "ROOT", world.root)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", world.server.url)
+    monkeypatch.setenv("SM75_STORE", str(world.store.root))
+    world.release("0.34.0", edit=new_project)
+    told = run("lock", "--vllm", "latest", "--no-closure", "--json")
+    assert told.code == 0, told.err
+    assert told.json["release"] == "0.33.0"
+    assert [s["release"] for s in told.json["skipped"]] == ["0.34.0"]
+    assert "lock: not vLLM 0.34.0: " in told.err
+    told = run("lock", "--vllm", "0.33.0", "--no-closure")
+    assert "every file is as it was" in told.out
+    told = run("lock", "--vllm", "0.34.0", "--no-closure")
+    assert told.code == 3
+    assert "external:novel" in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
