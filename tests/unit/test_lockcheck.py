@@ -23,6 +23,7 @@ from sm75.lockfile import (
     ReleaseLock,
     Substitution,
     dump_release,
+    known_releases,
     load_release,
     load_target,
     parse_release,
@@ -376,8 +377,11 @@ def fetched(store: Store, name: str) -> Path:
 
 
 @pytest.mark.network
-def test_the_real_lock_agrees_with_everything() -> None:
-    lockcheck.check(ROOT, LOCK, Store(default_root()))
+@pytest.mark.parametrize(
+    "release", [name for name in known_releases(ROOT) if (ROOT / "patches" / name).is_dir()]
+)
+def test_the_real_locks_agree_with_everything(release: str) -> None:
+    lockcheck.check(ROOT, load_release(ROOT, release), Store(default_root()))
 
 
 # What the sources of the Turing build's GEMMs include of CUTLASS themselves: the 2.x GEMM, its
