@@ -22,8 +22,15 @@ if __name__ == "__main__":
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-    # `channel lock` resolves with uv.
-    _dev = sys.argv[1:2] in (["test"], ["lint"]) or sys.argv[1:3] == ["channel", "lock"]
+    # `channel lock` and `lock --vllm` resolve the closure with uv.
+    _resolves = sys.argv[1:2] == ["lock"] and any(
+        argument.startswith(("--vllm", "--tools")) for argument in sys.argv[2:]
+    )
+    _dev = (
+        sys.argv[1:2] in (["test"], ["lint"])
+        or sys.argv[1:3] == ["channel", "lock"]
+        or (_resolves and "--no-closure" not in sys.argv)
+    )
     venv.ensure(ROOT, dev=_dev)
 
 import json  # noqa: E402
@@ -507,20 +514,54 @@ def patches_seal(release: str | None) -> None:
 
 
 @cli.command("lock")
-@_shared("release", "store", "json")
+@_shared("release", "store", "dry", "json")
 @click.option(
     "--check", is_flag=True, help="Compare the lock with the pinned tree and variants file."
 )
-def lock_command(release: str | None, store: Path | None, as_json: bool, check: bool) -> None:
-    """Show or check a release lock."""
+@click.option("--tools", is_flag=True, help="Solve pixi.toml anew and write pixi.lock.")
+@click.option("--vllm", default="", help="Make the lock of this release, or of the latest.")
+@click.option("--torch", default="", help="With --vllm: the torch to compile against.")
+@click.option("--target", default="", help="With --vllm: contract below lock/targets.")
+@click.option("--from", "base", default="", help="With --vllm: the lock to compare with.")
+@click.option("--upgrade", is_flag=True, help="With --vllm: take the newest of everything.")
+@click.option(
+    "--closure/--no-closure", default=True, help="With --vllm: resolve runtime.lock as well."
+)
+def lock_command(
+    release: str | None, store: Path | None, dry_run: bool, as_json: bool, check: bool, tools: bool,
+    vllm: str, torch: str, target: str, base: str, upgrade: bool, closure: bool,
+) -> None:  # fmt: skip
+    """Show, check or make a release lock.
+
+    --vllm X.Y.Z resolves that release and all pins into lock/X.Y.Z and shows what differs from the
+    former lock. --vllm latest starts from the newest release; what stops it is said and recorded.
+    Nothing is written unless everything resolved. --tools does the same for pixi.lock, from
+    conda-forge. Both use the network.
+    """
+    if vllm:
+        if check or release or tools:
+            raise UsageError("--vllm makes a lock; --check, --release and --tools go without it")
+        _make_lock(
+            store, as_json=as_json, vllm=vllm, torch=torch, target=target, base=base,
+            upgrade=upgrade, with_closure=closure, dry_run=dry_run,
+        )  # fmt: skip
+        return
+    if torch or target or base or upgrade or dry_run or not closure:
+        raise UsageError("these options make a lock", fix="give --vllm X.Y.Z or --vllm latest")
+    if tools:
+        _solve_tools(store)
+        return
     from sm75 import lockcheck
 
     lock = _lock(release)
     if check:
+        from sm75 import pixi
+
         lockcheck.check(ROOT, lock, _store(store))
+        pixi.check(ROOT)
         click.echo(
             f"lock: {lock.vllm} agrees with the pinned tree, the patches, variants.yaml and the "
-            "recipe"
+            "recipe; pixi.toml, pixi.lock and lock/ agree"
         )
         return
     facts = lockcheck.summary(lock)
@@ -529,6 +570,53 @@ def lock_command(release: str | None, store: Path | None, as_json: bool, check: 
     else:
         for key, value in facts.items():
             click.echo(f"{key}: {value}")
+
+
+def _make_lock(store: Path | None, *, as_json: bool, **request: Any) -> None:
+    from sm75 import lockupdate
+    from sm75.progress import make_reporter
+
+    with make_reporter(sys.stderr) as reporter:
+        done = lockupdate.update(
+            ROOT, lockupdate.Request(**request), _store(store), reporter, say=reporter.line
+        )
+    if as_json:
+        _print_json(done.to_json())
+    else:
+        for line in done.lines():
+            click.echo(line)
+
+
+def _solve_tools(store: Path | None) -> None:
+    from sm75 import pixilock
+    from sm75.progress import make_reporter
+    from sm75.toolchain import conda_forge
+
+    with make_reporter() as reporter:
+        changed = pixilock.update(ROOT, _store(store), reporter, conda_forge.source())
+    click.echo(f"lock: pixi.lock {'is written' if changed else 'is as it was'}")
+
+
+@cli.command("explain")
+@_shared("json")
+@click.argument("subject", required=False, default="")
+def explain_command(as_json: bool, subject: str) -> None:
+    """Explain SUBJECT: so far a constraint by name. Without one: list what can be explained."""
+    from sm75 import explain
+
+    if not subject:
+        known = explain.names(ROOT)
+        if as_json:
+            _print_json(known)
+        else:
+            click.echo("constraints: " + ", ".join(known))
+        return
+    found = explain.explain(ROOT, subject)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        for line in found.lines():
+            click.echo(line)
 
 
 @cli.group("channel")

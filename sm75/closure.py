@@ -84,21 +84,8 @@ def make_lock(
     """
     path = root / "lock" / release.vllm / RUNTIME
     former = load_runtime(root, release.vllm) if path.exists() else None
-    want = closureresolve.wanted(
-        closureresolve.sdist_requirements(store.get(release.artifact("vllm-sdist"))),
-        load_omissions(root, release.vllm),
-    )
-    reporter.line(f"channel: resolving {len(want.requirements)} requirements with uv")
-    found = closureresolve.resolve(
-        want, release=release.vllm, platform=G5G, former=former, upgrade=upgrade
-    )
-    fetch.fetch(plan_fetch(found, store), store, reporter)
-    found = msgspec.structs.replace(
-        found,
-        packages=tuple(
-            msgspec.structs.replace(p, license=wheelmeta.licence(metadata(store.get(p.artifact))))
-            for p in found.packages
-        ),
+    found = resolve_lock(
+        release, load_omissions(root, release.vllm), store, reporter, former=former, upgrade=upgrade
     )
     text = dump_runtime(found)
     if check and (former is None or dump_runtime(former) != text):
@@ -110,6 +97,41 @@ def make_lock(
     if not check:
         write_bytes(path, text.encode())
     return found
+
+
+def resolve_lock(
+    release: ReleaseLock, omissions: Omissions, store: Store, reporter: Reporter, *,
+    former: RuntimeLock | None = None, upgrade: bool = False,
+) -> RuntimeLock:  # fmt: skip
+    """Resolve the closure; writes nothing but the store.
+
+    Args:
+        release: The release; its sdist must be in the store.
+        omissions: What is left out.
+        store: Gets the wheels, whose licences are read.
+        reporter: Shows progress.
+        former: The lock until now, of this release or another; what still fits of it stays.
+        upgrade: Take the newest versions instead.
+
+    Raises:
+        LockError: The requirements cannot be met.
+        FetchError: A wheel or the sdist cannot be had.
+        ToolchainError: uv is missing.
+    """
+    own = closureresolve.sdist_requirements(store.get(release.artifact("vllm-sdist")))
+    want = closureresolve.wanted(closureresolve.bounded(own, release.constraints), omissions)
+    reporter.line(f"channel: resolving {len(want.requirements)} requirements with uv")
+    found = closureresolve.resolve(
+        want, release=release.vllm, platform=G5G, former=former, upgrade=upgrade
+    )
+    fetch.fetch(plan_fetch(found, store), store, reporter)
+    return msgspec.structs.replace(
+        found,
+        packages=tuple(
+            msgspec.structs.replace(p, license=wheelmeta.licence(metadata(store.get(p.artifact))))
+            for p in found.packages
+        ),
+    )
 
 
 def plan_fetch(lock: RuntimeLock, store: Store, python: Iterable[str] = ()) -> fetch.FetchPlan:

@@ -8,6 +8,7 @@ that the target's own image provides and those that cannot matter on compute cap
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from sm75.lockfile import Artifact, Filename, Sha256, Size, Text, filename_ident
 SCHEMA = 1
 RUNTIME = "runtime.lock"
 OMISSIONS = "omissions.toml"
+# How the file for all releases begins; a release's own says which one.
+_ALL = "# Requirements of vLLM that"
 
 Minor = Annotated[str, Meta(pattern=r"^3\.\d+\Z")]
 
@@ -199,6 +202,37 @@ def load_omissions(root: Path, release: str) -> Omissions:
     path = root / "lock" / release / OMISSIONS
     found: Omissions = _load(path, Omissions, "restore it from version control")
     return found
+
+
+def omissions_for(root: Path, release: str, required: Iterable[str]) -> str:
+    """Make a release's ``omissions.toml``: of ``lock/omissions.toml`` what the release requires.
+
+    Args:
+        root: The project's directory.
+        release: The vLLM release.
+        required: Projects that it requires, by any spelling.
+
+    Raises:
+        LockError: ``lock/omissions.toml`` is missing or malformed.
+    """
+    path = root / "lock" / OMISSIONS
+    _load(path, Omissions, "restore it from version control")
+    text = path.read_text(encoding="utf-8")
+    if not text.startswith(_ALL):
+        raise LockError(f"{path} does not begin with '{_ALL}'", fix="restore that line")
+    document = tomlkit.parse(text.replace(_ALL, _ALL.replace("vLLM", f"vLLM {release}", 1), 1))
+    # torch requires triton, and nothing else does by name
+    names = {canonicalize_name(name) for name in required} | {"triton"}
+    entries = document["omit"]
+    for place in reversed(range(len(entries))):
+        if canonicalize_name(str(entries[place]["project"])) not in names:
+            del entries[place]
+    return tomlkit.dumps(document).rstrip("\n") + "\n"
+
+
+def parse_omissions(text: str) -> Omissions:
+    """Read omissions from text that :func:`omissions_for` made."""
+    return msgspec.convert(tomllib.loads(text), Omissions)
 
 
 def dump_runtime(lock: RuntimeLock) -> str:

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm75.closurelock import SCHEMA, Omissions, Package, RuntimeLock
+from sm75.constraints import both
 from sm75.errors import LockError, ToolchainError
+from sm75.lockfile import Constraint
 from sm75.wheelmeta import MACHINE, marker_environment
 
 # The oldest glibc among the supported images: Amazon Linux 2023's.
@@ -71,6 +74,27 @@ def read_requirements(metadata: str) -> list[Requirement]:
     found = HeaderParser().parsestr(metadata).get_all("Requires-Dist") or []
     parsed = [Requirement(line) for line in found]
     return [r for r in parsed if r.marker is None or "extra ==" not in str(r.marker)]
+
+
+def bounded(
+    requirements: Iterable[Requirement], constraints: Iterable[Constraint]
+) -> list[Requirement]:
+    """The requirements with the bounds that the release lock adds to them.
+
+    Args:
+        requirements: vLLM's own.
+        constraints: The release lock's.
+    """
+    bounds = {canonicalize_name(c.name): c.spec for c in constraints}
+    found = []
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
+        # torch is the target's: its bound is on the stable ABI, and vLLM's is departed from.
+        if name != "torch" and name in bounds:
+            requirement = Requirement(str(requirement))
+            requirement.specifier = SpecifierSet(both(str(requirement.specifier), bounds[name]))
+        found.append(requirement)
+    return found
 
 
 def wanted(vllm: Iterable[Requirement], omissions: Omissions) -> Wanted:
@@ -208,13 +232,13 @@ def _resolve_one(
         (work / "excluded.txt").write_text("".join(f"{e}\n" for e in sorted(want.excluded)))
         # uv prefers what it finds in its output file
         (work / "chosen.txt").write_text("".join(f"{p.project}=={p.version}\n" for p in pins))
-        glibc = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
-        target = ["--python-platform", f"{MACHINE[platform]}-{glibc}", "--python-version", minor]
-        target += ["--only-binary", ":all:", "--excludes", "excluded.txt", "--no-header", "-q"]
+        target = [*_target(platform, minor), "--excludes", "excluded.txt"]
         _uv(work, [*target, "requirements.in", "--no-annotate", "-o", "chosen.txt"], minor)
         # the same once more, exactly, for the files
-        _uv(work, [*target, "requirements.in", "-c", "chosen.txt", "--format", "pylock.toml",
-                   "-o", "pylock.toml"], minor)  # fmt: skip
+        compile_lock(
+            work, ["requirements.in", "-c", "chosen.txt", "--excludes", "excluded.txt"],
+            platform, minor,
+        )  # fmt: skip
         pylock = tomllib.loads((work / "pylock.toml").read_text())
     tags = target_tags(platform, minor)
     for entry in pylock["packages"]:
@@ -232,14 +256,42 @@ def _resolve_one(
         )  # fmt: skip
 
 
-def _uv(work: Path, arguments: list[str], minor: str) -> None:
+def compile_lock(
+    work: Path, arguments: list[str], platform: str, minor: str, *, what: str = "the closure"
+) -> None:
+    """Let uv write ``pylock.toml`` in a directory.
+
+    Args:
+        work: The directory; it holds the files that the arguments name.
+        arguments: Of ``uv pip compile``: requirements and constraints.
+        platform: Conda subdir of the target.
+        minor: Its Python minor.
+        what: What is resolved, for the error.
+
+    Raises:
+        LockError: The requirements cannot be met.
+        ToolchainError: uv is missing.
+    """
+    _uv(
+        work, [*_target(platform, minor), *arguments, "--format", "pylock.toml",
+               "-o", "pylock.toml"], minor, what,
+    )  # fmt: skip
+
+
+def _target(platform: str, minor: str) -> list[str]:
+    glibc = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
+    target = ["--python-platform", f"{MACHINE[platform]}-{glibc}", "--python-version", minor]
+    return [*target, "--only-binary", ":all:", "--no-header", "-q"]
+
+
+def _uv(work: Path, arguments: list[str], minor: str, what: str = "the closure") -> None:
     done = subprocess.run(
         [uv_program(), "pip", "compile", *arguments],
         cwd=work, check=False, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise LockError(
-            f"the closure cannot be resolved for Python {minor}",
+            f"{what} cannot be resolved for Python {minor}",
             why=re.sub(r"\s+", " ", done.stderr).strip()[-1500:],
             fix="loosen omissions.toml, or give the missing package up with a reason there",
         )

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
 
-from sm75 import fetch, recipedeps, rules
+from sm75 import closurelock, closureresolve, constraints, fetch, lockpolicy, recipedeps, rules
 from sm75.errors import LockError, PatchError
 from sm75.lockfile import (
     BUILD_PLATFORMS,
@@ -26,7 +25,6 @@ from sm75.lockfile import (
     Declared,
     ReleaseLock,
     Substitution,
-    TargetContract,
     artifacts_for,
     load_target,
 )
@@ -34,12 +32,9 @@ from sm75.pins import TreePins, read_pins
 from sm75.progress import SilentReporter
 from sm75.series import load_series
 from sm75.store import Store
-from sm75.toolchain.host import GCC_MIN
 
 # The extensions that the package holds; ``verify`` demands exactly these.
 EXTENSIONS = (*rules.DEVICE_EXTENSIONS, *rules.HOST_EXTENSIONS)
-# Bounds that every lock must state, so that each has a reason and an error text.
-CONSTRAINTS = ("cuda", "driver", "gcc", "glibc", "python", "torch", "transformers", "vllm")
 _CUTLASS_VERSION = re.compile(r"(?m)^#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)$")
 
 
@@ -59,10 +54,13 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
     sdist = fetch.obtain(lock.artifact("vllm-sdist"), store, SilentReporter())
     pins = read_pins(sdist, cuda=cuda_version(lock))
     target = load_target(root, lock.target)
+    judged = lock if (root / "patches" / lock.vllm).is_dir() else without_patches(lock)
     problems = [
-        *tree_problems(lock, pins),
+        *tree_problems(judged, pins),
+        *policy_problems(root, lock, sdist),
         *target_problems(lock),
-        *constraint_problems(lock, target),
+        *constraints.problems(lock, target, constraints.torch_requires(lock, store)),
+        *constraints.drift(constraints.load(root), lock),
         *cutlass_problems(lock, store),
         *patch_problems(root, lock),
         *variant_problems(root, lock),
@@ -73,8 +71,44 @@ def check(root: Path, lock: ReleaseLock, store: Store) -> None:
             f"the lock of vLLM {lock.vllm} disagrees in {len(problems)} "
             + ("place" if len(problems) == 1 else "places"),
             why="\n        ".join(problems),
-            fix="look at each; correct the lock or record a substitution with its reason",
+            fix="look at each; record a substitution with its reason in lock/policy.toml, then "
+            f"python3 orchestrator.py lock --vllm {lock.vllm}",
         )
+
+
+def without_patches(lock: ReleaseLock) -> ReleaseLock:
+    """The lock with no substitution naming a patch: for a release that has none, said once."""
+    named = tuple(msgspec.structs.replace(s, patch="") for s in lock.substitutions)
+    return msgspec.structs.replace(lock, substitutions=named)
+
+
+def policy_problems(root: Path, lock: ReleaseLock, sdist: Path) -> Iterator[str]:
+    """Disagreements with ``lock/policy.toml`` and ``lock/omissions.toml``, which locks are made of.
+
+    Args:
+        root: The project's directory.
+        lock: The lock.
+        sdist: Its sdist.
+    """
+    torch = lock.artifact("torch-dev").version
+    wanted = lockpolicy.substitutions(
+        lockpolicy.load(root),
+        lock.vllm,
+        lock.declared,
+        lockpolicy.values(
+            lock.vllm, torch, load_target(root, lock.target), lock.declared, lock.constraints
+        ),
+    )
+    ours = {substitution.name: substitution for substitution in lock.substitutions}
+    theirs = {substitution.name: substitution for substitution in wanted}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            yield f"substitution {name}: the lock and {lockpolicy.FILE} do not say the same"
+    path = root / "lock" / lock.vllm / closurelock.OMISSIONS
+    names = [requirement.name for requirement in closureresolve.sdist_requirements(sdist)]
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if text != closurelock.omissions_for(root, lock.vllm, names):
+        yield f"{path.relative_to(root)}: not what lock/{closurelock.OMISSIONS} says"
 
 
 def with_declared(lock: ReleaseLock, pins: TreePins) -> ReleaseLock:
@@ -216,6 +250,11 @@ def _used(lock: ReleaseLock, entry: Declared) -> str | None:
     match kind, name:
         case "TORCH_SUPPORTED_VERSION_CUDA", "":
             return lock.artifact("torch-dev").version
+        case "CUTLASS_REVISION", "":
+            return lock.artifact("cutlass").provides or None
+        case "external", "cutlass":
+            revision = lock.artifact("cutlass").provides
+            return f"nvidia/cutlass@{revision}" if revision else None
         case "requirement", "torch":
             return f"=={lock.artifact('torch-dev').version}"
         case "requirement", "transformers":
@@ -289,57 +328,11 @@ def target_problems(lock: ReleaseLock) -> Iterator[str]:
                 yield f"{artifact.id}: the g5g's counterpart is missing or of another version"
 
 
-def constraint_problems(lock: ReleaseLock, target: TargetContract) -> Iterator[str]:
-    """Bounds that are missing, repeated, unreadable, or broken by the lock or its target."""
-    counts = Counter(constraint.name for constraint in lock.constraints)
-    yield from (f"constraint {name}: the lock lacks it" for name in CONSTRAINTS if not counts[name])
-    yield from (f"constraint {name}: stated {n} times" for name, n in counts.items() if n > 1)
-    subjects = _subjects(lock, target)
-    for constraint in lock.constraints:
-        if constraint.name not in CONSTRAINTS:
-            yield f"constraint {constraint.name}: nothing here can check it"
-            continue
-        try:
-            spec = SpecifierSet(constraint.spec)
-        except InvalidSpecifier:
-            yield f"constraint {constraint.name}: {constraint.spec!r} is not a version bound"
-            continue
-        for what, version in subjects.get(constraint.name, ()):
-            if not spec.contains(Version(version), prereleases=True):
-                yield f"constraint {constraint.name} {constraint.spec}: {what} is {version}"
-    bounds = {constraint.name: constraint.spec for constraint in lock.constraints}
-    for name, floor, who in (
-        ("gcc", str(GCC_MIN), "the toolchain"),
-        ("glibc", dict(rules.Policy(version=lock.vllm).ceilings)["GLIBC"], "verify"),
-    ):
-        if name in bounds and bounds[name] != f">={floor}":
-            yield f"constraint {name} {bounds[name]}: {who} holds to >={floor}"
-
-
-def _subjects(lock: ReleaseLock, target: TargetContract) -> dict[str, list[tuple[str, str]]]:
-    """What each bound applies to: a description and a version."""
-    torch = lock.artifact("torch-dev")
-    return {
-        "vllm": [("the lock's release", lock.vllm)],
-        "torch": [(torch.filename, torch.version), (f"the torch of {target.name}", target.torch)],
-        "cuda": [
-            *(
-                (artifact.filename, artifact.version)
-                for artifact in lock.artifacts
-                if artifact.project.startswith("nvidia-cuda-")
-            ),
-            (f"the CUDA of {target.name}", target.cuda),
-        ],
-        "glibc": [(f"the glibc of {target.name}", target.glibc)] if target.glibc else [],
-        "driver": [(f"the driver of {target.name}", target.driver)] if target.driver else [],
-        "python": [(f"the Python of {target.name}", minor) for minor in target.python],
-    }
-
-
 def cutlass_problems(lock: ReleaseLock, store: Store) -> Iterator[str]:
     """Whether the CUTLASS headers are of the version the lock says; needs them in the store."""
     artifact = lock.artifact("cutlass")
     said = {s.used for s in lock.substitutions if s.name == "CUTLASS_REVISION"}
+    said |= {artifact.provides} - {""}
     if not said or not store.has(artifact):
         return
     with zipfile.ZipFile(store.get(artifact)) as wheel:
@@ -350,11 +343,14 @@ def cutlass_problems(lock: ReleaseLock, store: Store) -> Iterator[str]:
         found = dict(_CUTLASS_VERSION.findall(wheel.read(headers[0]).decode()))
     version = "v" + ".".join(found.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
     if said != {version}:
-        yield f"cutlass: the lock says {', '.join(said)}, the headers say {version}"
+        yield f"cutlass: the lock says {', '.join(sorted(said))}, the headers say {version}"
 
 
 def patch_problems(root: Path, lock: ReleaseLock) -> Iterator[str]:
     """Disagreements between the lock and ``patches/<release>``."""
+    if not (root / "patches" / lock.vllm).is_dir():
+        yield f"patches: there is no patches/{lock.vllm}: nothing can be built from this lock yet"
+        return
     try:
         series = load_series(root / "patches" / lock.vllm)
     except PatchError as error:

@@ -91,6 +91,7 @@ class Artifact(_Record, frozen=True, kw_only=True):
         targets: Target platforms that need it; empty: all. One that has a counterpart for another
             target is named as that one is, with ``-for-<target>``.
         why: Why it is needed, in a few words.
+        provides: Revision of what it carries, where that is not its own version (CUTLASS: v4.8.0).
         members: Glob patterns of the wheel members to take; empty: the whole file.
         record_sha256: sha256 of the wheel's RECORD; needed with ``members``.
         partial: The thin wheel; needed with ``members``.
@@ -106,6 +107,7 @@ class Artifact(_Record, frozen=True, kw_only=True):
     platforms: tuple[Literal["any", "linux-64", "linux-aarch64"], ...]
     targets: tuple[Literal["linux-aarch64", "linux-64"], ...] = ()
     why: str = ""
+    provides: str = ""
     members: tuple[Text, ...] = ()
     record_sha256: OptionalSha256 = ""
     partial: Partial | None = None
@@ -218,6 +220,18 @@ class Constraint(_Record, frozen=True, kw_only=True):
     test: str = ""
 
 
+class Skipped(_Record, frozen=True, kw_only=True):
+    """A newer release that ``lock --vllm latest`` could not take.
+
+    Attributes:
+        release: The vLLM release.
+        reason: What stopped it: the pin, bound or patch, as it was said then.
+    """
+
+    release: Text
+    reason: Text
+
+
 class ReleaseLock(_Record, frozen=True, kw_only=True):
     """All inputs of one release.
 
@@ -231,6 +245,7 @@ class ReleaseLock(_Record, frozen=True, kw_only=True):
         substitutions: Departures from them.
         rust: How the Rust frontend is had.
         constraints: Version bounds of the package.
+        skipped: Newer releases that were tried first, newest first.
     """
 
     schema: int
@@ -242,6 +257,7 @@ class ReleaseLock(_Record, frozen=True, kw_only=True):
     declared: tuple[Declared, ...] = ()
     substitutions: tuple[Substitution, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     def artifact(self, name: str) -> Artifact:
         """The artifact of that id.
@@ -427,7 +443,9 @@ def load_target(root: Path, name: str) -> TargetContract:
     return contract
 
 
-_TABLES = ("rust", "substitutions", "constraints", "declared", "patches", "artifacts")
+_TABLES = (
+    "skipped", "rust", "substitutions", "constraints", "declared", "patches", "artifacts",
+)  # fmt: skip
 
 
 def _table(entry: dict[str, Any]) -> tomlkit.items.Table:

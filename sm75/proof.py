@@ -13,7 +13,8 @@ from sm75.build import PROOF_NAME
 from sm75.condapkg import read_info
 from sm75.elf import declared_shim
 from sm75.errors import UsageError
-from sm75.lockfile import PROOFS, PatchRef, ReleaseLock, dump_release
+from sm75.lockfile import PROOFS, ReleaseLock, dump_release
+from sm75.lockpatches import refs
 from sm75.progress import SilentReporter
 from sm75.rules import Policy
 from sm75.series import load_series
@@ -150,13 +151,7 @@ def seal(root: Path, lock: ReleaseLock) -> list[str]:
     directory = root / "patches" / lock.vllm
     changed = list(seal_series(directory))
     series = load_series(directory)
-    pins = tuple(
-        sorted(
-            [PatchRef(file=p.file, sha256=p.sha256) for p in series.patches]
-            + [PatchRef(file=f"overlay/{o.file}", sha256=o.sha256) for o in series.overlays],
-            key=lambda ref: ref.file,
-        )
-    )
+    pins = refs(series)
     if pins != lock.patches:
         import msgspec
 

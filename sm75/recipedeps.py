@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sm75 import closure
 from sm75.atomic import write_bytes
-from sm75.closurelock import load_omissions
-from sm75.closureresolve import sdist_requirements
+from sm75.closurelock import Omissions, load_omissions
+from sm75.closureresolve import bounded, sdist_requirements
 from sm75.errors import LockError
 from sm75.lockfile import ReleaseLock
 
@@ -34,7 +34,14 @@ def wanted(root: Path, release: ReleaseLock, sdist: Path) -> tuple[str, ...]:
     Raises:
         LockError: There are no omissions, or the sdist has no metadata.
     """
-    return closure.run_requirements(sdist_requirements(sdist), load_omissions(root, release.vllm))
+    return specs(release, sdist, load_omissions(root, release.vllm))
+
+
+def specs(release: ReleaseLock, sdist: Path, omissions: Omissions) -> tuple[str, ...]:
+    """Give the list by omissions that are at hand; see :func:`wanted`."""
+    return closure.run_requirements(
+        bounded(sdist_requirements(sdist), release.constraints), omissions
+    )
 
 
 def listed(text: str, release: str) -> tuple[str, ...]:
@@ -95,23 +102,36 @@ def write(root: Path, release: ReleaseLock, specs: Sequence[str]) -> bool:
     """
     path = root / RECIPE
     text = path.read_text(encoding="utf-8")
-    lines = "".join(f"        - {spec}\n" for spec in specs)
-    head = _head(release.vllm)
-    block = _block(release.vllm)
-    if block.search(text):
-        new = block.sub(lambda _: head + lines, text)
-    elif text.count(_END) == 1:
-        new = text.replace(_END, head + lines + _END)
-    else:
-        raise LockError(
-            f"{path} has no place for the run dependencies",
-            why=f"it should have one line '{_END.strip()}' behind them",
-            fix="restore it from version control",
-        )
+    new = with_list(text, release.vllm, specs)
     if new == text:
         return False
     write_bytes(path, new.encode())
     return True
+
+
+def with_list(text: str, release: str, specs: Sequence[str]) -> str:
+    """Give a recipe's text with a release's list in it.
+
+    Args:
+        text: The recipe.
+        release: The vLLM release.
+        specs: What :func:`wanted` gave.
+
+    Raises:
+        LockError: The recipe has no place for it.
+    """
+    lines = "".join(f"        - {spec}\n" for spec in specs)
+    head = _head(release)
+    block = _block(release)
+    if block.search(text):
+        return block.sub(lambda _: head + lines, text)
+    if text.count(_END) == 1:
+        return text.replace(_END, head + lines + _END)
+    raise LockError(
+        f"{RECIPE} has no place for the run dependencies",
+        why=f"it should have one line '{_END.strip()}' behind them",
+        fix="restore it from version control",
+    )
 
 
 def _head(release: str) -> str:

@@ -42,6 +42,7 @@ class Component:
         side: ``build``: runs on the build machine; ``host``: belongs to the target; ``python``: a
             Python package for the build environment.
         layout: Where the wheel's members go; see ``sm75.wheels.Options``.
+        elsewhere: Other layouts, by the project that the artifact is from.
         links: Symbolic links to add, by path in the prefix.
         portable: Sources for every platform, whatever the wheel's tag says.
     """
@@ -49,6 +50,7 @@ class Component:
     name: str
     side: str
     layout: Rules = ()
+    elsewhere: Mapping[str, Rules] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     portable: bool = False
 
@@ -97,6 +99,9 @@ COMPONENTS: dict[str, Component] = {
         name="cutlass-headers",
         side="host",
         layout=(("vllm/third_party/fmha_sm100/cutlass/**", "share/cutlass/{0}"),),
+        elsewhere={
+            "flashinfer-python": (("flashinfer/data/cutlass/**", "share/cutlass/{0}"),),
+        },
         portable=True,
     ),
     "vllm-rs": Component(
@@ -284,6 +289,7 @@ class _Platforms:
         if component.side == "python":
             convert_with(wheel, out, Options(subdir=self.build, python=self.python))
             return
+        layout = component.elsewhere.get(artifact.project, component.layout)
         convert_with(
             wheel,
             out,
@@ -293,7 +299,7 @@ class _Platforms:
                 name=component.name,
                 version=artifact.version,
                 noarch="generic" if component.portable else None,
-                layout=tuple((glob, to and self._place(to)) for glob, to in component.layout),
+                layout=tuple((glob, to and self._place(to)) for glob, to in layout),
                 extra_files={
                     self._place(path): FileSource.symlink(to)
                     for path, to in component.links.items()

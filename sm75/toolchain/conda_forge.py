@@ -79,11 +79,7 @@ class CondaForge:
     ) -> None:
         self.lock_file = lock_file
         self.specs = specs
-        self.source = condalock.Source(
-            channel=channel,
-            config=config or rattler.Config.load_from_default_locations("pixi"),
-            cache_dir=cache_dir or _cache_dir(),
-        )
+        self.source = source(channel, config=config, cache_dir=cache_dir)
 
     def describe(self) -> str:
         """Say in one line what it is and what it needs."""
@@ -294,6 +290,23 @@ class CondaForge:
         condalock.check_specs(self.lock_file, self.specs, locked)
         unique = {(r.subdir, r.file_name): r for records in locked.values() for r in records}
         return [unique[key] for key in sorted(unique)]
+
+
+def source(
+    channel: str = CHANNEL, *, config: rattler.Config | None = None, cache_dir: Path | None = None
+) -> condalock.Source:
+    """A channel as the user reaches it.
+
+    Args:
+        channel: Channel name or URL.
+        config: rattler configuration; default: the user's own (rattler's and pixi's files).
+        cache_dir: Where channel indexes are cached; default: rattler's own place.
+    """
+    return condalock.Source(
+        channel=channel,
+        config=config or rattler.Config.load_from_default_locations("pixi"),
+        cache_dir=cache_dir or _cache_dir(),
+    )
 
 
 def _cache_dir() -> Path:

@@ -330,6 +330,27 @@ def test_wheel_of_another_layout(bench: Bench, tmp_path: Path) -> None:
         bench.channel()
 
 
+def test_headers_of_cutlass_may_come_from_flashinfer(bench: Bench, tmp_path: Path) -> None:
+    """Where vLLM's own wheel carries another revision than the release declares."""
+    from msgspec.structs import replace as changed
+
+    wheel = make_wheel(
+        tmp_path / "new", project="flashinfer_python", version="13.2.78", tag=ANY,
+        files={"flashinfer/data/cutlass/include/x.h": b"4.4.2"},
+    )  # fmt: skip
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    bench.store.add(wheel, sha256=digest)
+    old = bench.lock.artifact("cutlass")
+    new = changed(
+        old, project="flashinfer-python", filename=wheel.name, sha256=digest,
+        size=wheel.stat().st_size,
+    )  # fmt: skip
+    artifacts = tuple(new if a is old else a for a in bench.lock.artifacts)
+    bench.lock = changed(bench.lock, artifacts=artifacts)
+    prefix = unpack(bench.channel(), "noarch/cutlass-headers-*.conda", tmp_path / "prefix")
+    assert (prefix / "share/cutlass/include/x.h").read_bytes() == b"4.4.2"
+
+
 def test_every_component_is_in_the_real_lock() -> None:
     """A name that no artifact has would be left out without a word."""
     from sm75.lockfile import load_release

@@ -424,3 +424,14 @@ def test_proofs_never_go_into_the_channel_for_the_g5g(project: Project, tmp_path
     settings = _settings(project, tmp_path, "one", channel=project.root / "channel", **PROOF)
     with pytest.raises(UsageError, match="does not go into"):
         build.look(lock, _Provider(), settings)
+
+
+def test_what_a_lock_is_made_of_stops_no_build(project: Project) -> None:
+    """Policy and bounds are for the lock step: a build needs none of them."""
+    before = project.collect()
+    for name in ("policy.toml", "constraints.toml", "omissions.toml"):
+        (project.root / "lock" / name).unlink()
+    lock = load_release(project.root, RELEASE)
+    broken = tuple(msgspec.structs.replace(c, spec="==0") for c in lock.constraints)
+    project.lock = msgspec.structs.replace(lock, constraints=broken)
+    assert project.collect() == before

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from sm75 import fetch, lockcheck, recipedeps
+from sm75 import constraints, fetch, lockcheck, recipedeps
 from sm75.errors import LockError
 from sm75.lockfile import (
-    Constraint,
     Declared,
     PatchRef,
     ReleaseLock,
     Substitution,
     dump_release,
+    known_releases,
     load_release,
     load_target,
     parse_release,
@@ -74,13 +74,6 @@ def substituted(name: str, **changes: Any) -> ReleaseLock:
     return changed(LOCK, substitutions=tuple(new))  # type: ignore[no-any-return]
 
 
-def bounded(name: str, spec: str) -> ReleaseLock:
-    """The lock with one bound changed."""
-    new = [changed(c, spec=spec) if c.name == name else c for c in LOCK.constraints]
-    assert new != list(LOCK.constraints)
-    return changed(LOCK, constraints=tuple(new))  # type: ignore[no-any-return]
-
-
 def problems(lock: ReleaseLock, pins: TreePins = PINS) -> list[str]:
     return list(lockcheck.tree_problems(lock, pins))
 
@@ -94,7 +87,7 @@ def only(found: list[str], *words: str) -> None:
 
 def test_the_lock_agrees_with_itself() -> None:
     assert problems(LOCK) == []
-    assert list(lockcheck.constraint_problems(LOCK, TARGET)) == []
+    assert list(constraints.problems(LOCK, TARGET)) == []
     assert list(lockcheck.variant_problems(ROOT, LOCK)) == []
 
 
@@ -205,59 +198,6 @@ def test_two_substitutions_of_one_pin() -> None:
 )
 def test_rust_pins(field: str, value: Any, named: str) -> None:
     only(problems(changed(LOCK, rust=changed(LOCK.rust, **{field: value}))), named)
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "named"),
-    [
-        ("vllm", ">=0.34", "release is 0.33.0"),
-        ("torch", ">=2.13", "torch-2.12.0"),
-        ("torch", ">=2.12.1", f"torch of {TARGET.name} is 2.12.0+cu132"),
-        ("cuda", "==12.*", "nvidia_cuda_runtime"),
-        ("cuda", ">=13.2.1", f"CUDA of {TARGET.name} is 13.2"),
-        ("driver", ">=600", "driver of"),
-        ("glibc", ">=2.40", "glibc of"),
-        ("glibc", ">=2.35", "verify holds to >=2.34"),
-        ("gcc", ">=12", "toolchain holds to >=11.3"),
-        ("driver", "new", "not a version bound"),
-    ],
-)
-def test_a_broken_bound_is_named(name: str, spec: str, named: str) -> None:
-    found = list(lockcheck.constraint_problems(bounded(name, spec), TARGET))
-    assert any(p.startswith(f"constraint {name}") and named in p for p in found), found
-
-
-def test_a_python_that_the_target_has_but_vllm_does_not_support() -> None:
-    target = changed(TARGET, python=("3.10", "3.12"))
-    only(list(lockcheck.constraint_problems(LOCK, target)), "python", "3.10")
-
-
-def test_an_older_image_is_refused() -> None:
-    older = load_target(ROOT, "dlami-pytorch-2.7")
-    found = list(lockcheck.constraint_problems(LOCK, older))
-    assert any("2.7.0+cu128" in p for p in found)
-    assert any("CUDA of dlami-pytorch-2.7 is 12.8" in p for p in found)
-
-
-def test_bounds_that_are_missing_repeated_or_unknown() -> None:
-    missing = changed(LOCK, constraints=LOCK.constraints[1:])
-    only(list(lockcheck.constraint_problems(missing, TARGET)), "constraint vllm", "lacks")
-    twice = changed(LOCK, constraints=(*LOCK.constraints, LOCK.constraints[0]))
-    only(list(lockcheck.constraint_problems(twice, TARGET)), "constraint vllm", "2 times")
-    extra = Constraint(name="moon", spec=">=1", reason="x")
-    unknown = changed(LOCK, constraints=(*LOCK.constraints, extra))
-    only(list(lockcheck.constraint_problems(unknown, TARGET)), "constraint moon")
-
-
-def test_every_bound_says_why_and_what_happens_otherwise() -> None:
-    for constraint in LOCK.constraints:
-        assert constraint.reason
-        assert constraint.error
-        assert constraint.source
-        file, _, name = constraint.test.partition("::")
-        assert f"def {name}(" in (ROOT / file).read_text()
-    text = {c.name: c.error for c in LOCK.constraints}["vllm"]
-    assert text == "AmbiguousGlobalPerLayerAttributeError: 'head_dim'"
 
 
 def test_nvcc_of_two_versions() -> None:
@@ -437,8 +377,11 @@ def fetched(store: Store, name: str) -> Path:
 
 
 @pytest.mark.network
-def test_the_real_lock_agrees_with_everything() -> None:
-    lockcheck.check(ROOT, LOCK, Store(default_root()))
+@pytest.mark.parametrize(
+    "release", [name for name in known_releases(ROOT) if (ROOT / "patches" / name).is_dir()]
+)
+def test_the_real_locks_agree_with_everything(release: str) -> None:
+    lockcheck.check(ROOT, load_release(ROOT, release), Store(default_root()))
 
 
 # What the sources of the Turing build's GEMMs include of CUTLASS themselves: the 2.x GEMM, its

@@ -1,0 +1,107 @@
+"""What ``explain SUBJECT`` says. So far of constraints; each kind of subject is one explainer.
+
+An explainer gets the subject as it was typed and returns ``None`` when it is not for it, so that a
+log file or an error text can be taken by further ones without another command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm75 import constraints
+from sm75.errors import UsageError
+from sm75.lockfile import known_releases, load_release
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What there is to say of a subject.
+
+    Attributes:
+        subject: What it is about.
+        parts: Label and text, in the order in which they are read.
+    """
+
+    subject: str
+    parts: tuple[tuple[str, str], ...]
+
+    def lines(self) -> list[str]:
+        """One line a part, labels in a column."""
+        width = max(len(label) for label, _ in self.parts)
+        return [self.subject, *(f"  {label:<{width}}  {text}" for label, text in self.parts)]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data; a label that stands several times keeps all its texts."""
+        return {
+            "subject": self.subject,
+            "parts": [{"label": label, "text": text} for label, text in self.parts],
+        }
+
+
+Explainer = Callable[[Path, str], Explanation | None]
+
+
+def of_constraint(root: Path, subject: str) -> Explanation | None:
+    """Explain a constraint by name.
+
+    Args:
+        root: The project's directory.
+        subject: Perhaps such a name.
+
+    Raises:
+        LockError: ``lock/constraints.toml`` or a lock is malformed.
+    """
+    bounds = [bound for bound in constraints.load(root) if bound.name == subject]
+    if not bounds:
+        return None
+    parts: list[tuple[str, str]] = []
+    for bound in bounds:
+        what = bound.spec or f"as {bound.declared} of vLLM's tree says"
+        if bound.spec and bound.declared:
+            what += f", and as {bound.declared} of vLLM's tree says"
+        parts.append(("bound", what))
+        parts.append(("holds for", f"vLLM {bound.vllm}" if bound.vllm else "every vLLM release"))
+        parts.append(("why", bound.reason))
+        parts.append(("outside it", bound.error.replace("{spec}", "")))
+        parts += [("source", source) for source in bound.sources]
+        if bound.unconfirmed:
+            parts.append(("to note", bound.unconfirmed))
+        parts.append(("checked by", bound.test))
+    for release in known_releases(root):
+        specs = [c.spec for c in load_release(root, release).constraints if c.name == subject]
+        parts += [("in the lock", f"of vLLM {release}: {spec}") for spec in specs]
+    return Explanation(subject=f"constraint {subject}", parts=tuple(parts))
+
+
+EXPLAINERS: tuple[Explainer, ...] = (of_constraint,)
+
+
+def explain(root: Path, subject: str) -> Explanation:
+    """Explain a subject by the first explainer that knows it.
+
+    Args:
+        root: The project's directory.
+        subject: As it was typed.
+
+    Raises:
+        UsageError: None knows it.
+    """
+    for explainer in EXPLAINERS:
+        if (found := explainer(root, subject)) is not None:
+            return found
+    known = names(root)
+    near = difflib.get_close_matches(subject, known, n=1)
+    raise UsageError(
+        f"nothing here explains '{subject}'",
+        why="constraints: " + ", ".join(known),
+        fix=f"python3 orchestrator.py explain {near[0] if near else known[0]}",
+    )
+
+
+def names(root: Path) -> list[str]:
+    """The constraints there are, in order."""
+    return sorted({bound.name for bound in constraints.load(root)})
