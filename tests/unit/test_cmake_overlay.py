@@ -262,8 +262,9 @@ include(cmake/external_projects/flashmla.cmake)
     ("last", "project", "archs", "fault"),
     [
         ("", "", "7.5", ""),
-        ("add_library(_new_C INTERFACE)", "", "7.5", "extension _new_C is unknown"),
-        ("add_library(_new_C INTERFACE)", "", "8.0", ""),
+        ("add_library(_new_C OBJECT CMakeLists.txt)", "", "7.5", "extension _new_C is unknown"),
+        ("add_library(dummy INTERFACE)", "", "7.5", ""),
+        ("add_library(_new_C OBJECT CMakeLists.txt)", "", "8.0", ""),
         ("", "include(cmake/external_projects/new.cmake)", "7.5", "external project new is"),
         ("", "  include(${X}/cmake/external_projects/new.cmake)", "7.5", "project new is unknown"),
         ("", "# include(cmake/external_projects/new.cmake)", "7.5", ""),

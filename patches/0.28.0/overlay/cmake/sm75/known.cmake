@@ -19,7 +19,9 @@ function(sm75_refuse_unknown)
   get_property(targets DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)
     get_target_property(type ${target} TYPE)
-    if(type MATCHES "_LIBRARY$" AND NOT target IN_LIST SM75_KNOWN_EXTENSIONS)
+    # An interface library compiles nothing; torch's own CMake files declare one.
+    if(type MATCHES "(STATIC|SHARED|MODULE|OBJECT)_LIBRARY$"
+       AND NOT target IN_LIST SM75_KNOWN_EXTENSIONS)
       message(FATAL_ERROR "vllm-sm75: extension ${target} is unknown; "
                           "this vLLM release needs a look before it is built")
     endif()
