@@ -282,8 +282,10 @@ def test_what_is_not_known_is_refused(
     (tmp_path / "CMakeLists.txt").write_text(text)
     generator = ["-G", "Ninja"] if NINJA else []
     done = cmake(*generator, "-S", ".", "-B", "out", cwd=tmp_path)
-    assert (done.returncode != 0) is bool(fault), done.stderr
-    assert fault in " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
+    # CMake itself refuses an object library without a language, but later.
+    assert ("this vLLM release needs a look" in said) is bool(fault), said
+    assert fault in said
 
 
 def test_it_is_not_missed_in_another_build(tmp_path: Path) -> None:
