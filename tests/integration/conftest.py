@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sm75.store import default_root
+
 # Fixtures of the closure's tests.
 from tests.integration.closurekit import (  # noqa: F401
     box,
@@ -54,18 +56,59 @@ class Built:
     toolchain: Path
 
 
+# Programs that a build starts, or might.
+UNDECLARED = ("cmake", "ninja", "ccache", "nvcc", "ptxas", "cicc", "cudafe++", "python", "rm", "ar",
+              "as", "ld", "git", "sccache", "patchelf", "cargo", "rustc")  # fmt: skip
+
+
 @pytest.fixture(scope="session")
-def built() -> Built:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Undeclared programs, each of which says that it was started, and an undeclared header."""
+    place = tmp_path_factory.mktemp("planted")
+    for name in ("bin", "include", "home"):
+        (place / name).mkdir()
+    for name in UNDECLARED:
+        program = place / "bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} >>"{place}/started"\nexit 1\n')
+        program.chmod(0o755)
+    # The kernels include it.
+    (place / "include" / "cuda_fp16.h").write_text("#error an undeclared header was read\n")
+    (place / "home" / ".ccache").mkdir()
+    (place / "home" / ".ccache" / "ccache.conf").write_text("disable = true\n")
+    return place
+
+
+def hostile(planted: Path) -> dict[str, str]:
+    """An environment that offers them in every way compilers know."""
+    include = str(planted / "include")
+    return {
+        **os.environ,
+        "PATH": f"{planted / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "CPATH": include,
+        "C_INCLUDE_PATH": include,
+        "CPLUS_INCLUDE_PATH": include,
+        "CXXFLAGS": f"-I{include}",
+        "CUDAFLAGS": f"-I{include}",
+        "NVCC_PREPEND_FLAGS": f"-I{include}",
+        "CCACHE_DISABLE": "1",
+        "HOME": str(planted / "home"),
+    }
+
+
+@pytest.fixture(scope="session")
+def built(planted: Path) -> Built:
     """Build the package of the default release; takes minutes when the caches are cold."""
     # Its progress goes to the terminal: a cold build is long.
     fetched = subprocess.run([sys.executable, str(ROOT / "orchestrator.py"), "fetch"], check=False)
     assert fetched.returncode == 0
     done = subprocess.run(
-        [sys.executable, str(ROOT / "orchestrator.py"), "build", "--offline", "--json"],
+        [sys.executable, str(ROOT / "orchestrator.py"), "build", "--offline", "--json",
+         "--store", str(default_root())],
         check=False,
         stdout=subprocess.PIPE,
         text=True,
-    )
+        env=hostile(planted),
+    )  # fmt: skip
     assert done.returncode == 0, "the build failed; its message is above"
     package = Path(json.loads(done.stdout)["package"])
     made = subprocess.run(

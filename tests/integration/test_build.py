@@ -54,6 +54,13 @@ def test_nothing_to_do_the_second_time(built: Built) -> None:
     assert built.package.stat().st_mtime_ns == before.st_mtime_ns
 
 
+@pytest.mark.usefixtures("built")
+def test_nothing_undeclared_was_started(planted: Path) -> None:
+    """The package was built with undeclared programs and a header in its way: see ``planted``."""
+    started = planted / "started"
+    assert not started.exists(), started.read_text()
+
+
 def test_channel_is_sound(built: Built) -> None:
     assert verify_channel(built.channel) == []
 
