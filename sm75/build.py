@@ -40,6 +40,16 @@ NAME = "vllm-sm75"
 PROOF_NAME = "vllm-sm75-ptx"
 # Lines of the log that an error shows.
 _TAIL = 25
+# For what asks before it connects, where the kernel gives no namespace without network. Nothing
+# listens on the discard port.
+_NOWHERE = "http://127.0.0.1:9"
+OFFLINE = {
+    **{name: _NOWHERE for kind in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
+       for name in (kind, kind.upper())},
+    "no_proxy": "", "NO_PROXY": "",
+    "GIT_ALLOW_PROTOCOL": "file", "PIP_NO_INDEX": "1", "UV_OFFLINE": "1",
+    "CARGO_NET_OFFLINE": "true",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,6 +427,7 @@ def _run_recipe(
     log_file = logs / f"build-{made_of.input_hash[:12]}.log"
     environment = {
         **build_environment(),
+        **OFFLINE,
         "PATH": lay_out_tools(settings.work / "bin"),
         "HOME": str(home),
         "TMPDIR": os.environ.get("TMPDIR") or "/tmp",  # noqa: S108 (what everybody defaults to)
@@ -478,7 +489,10 @@ def _worker(job: Job, environment: dict[str, str], reporter: Reporter) -> Iterat
     command = [sys.executable, "-P", "-m", "sm75.worker"]
     isolate = isolation()
     if not isolate:
-        reporter.line("build: this kernel gives no network namespace; only channels are local")
+        reporter.line(
+            "build: this kernel gives no network namespace; proxy variables refuse the network "
+            "instead, to whatever heeds them"
+        )
     process = subprocess.Popen(
         [*isolate, *command],
         stdin=subprocess.PIPE,

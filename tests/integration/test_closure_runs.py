@@ -105,6 +105,14 @@ def test_version_without_a_device(emulated: Emulated, image: Path) -> None:
 
 
 @pytest.mark.slow
+def test_import_without_a_device(emulated: Emulated, image: Path) -> None:
+    """What docs/installing.md names for a machine without a driver."""
+    done = emulated.run("-c", "import vllm; print(vllm.__version__)", image=image)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert last_line(done.stdout) == LOCK.vllm
+
+
+@pytest.mark.slow
 def test_help_of_serve(emulated: Emulated, image: Path, driver: Path) -> None:
     vllm = emulated.prefix / "bin" / "vllm"
     done = emulated.run(vllm, "serve", "--help=all", image=image, driver=driver)
