@@ -225,7 +225,7 @@ def test_a_release_without_patches_is_locked_and_said_to_lack_them(world: World)
     assert not done.made.standing.buildable
     text = "\n".join(done.lines())
     assert "there is no patches/0.34.0" in text
-    assert "Of patches/0.33.0: moved 1: 1.patch (moved)" in text
+    assert "Of patches/0.33.0: applies elsewhere 1: 1.patch (applies elsewhere)" in text
     with pytest.raises(LockError, match=r"no patches/0\.34\.0: nothing can be built"):
         lockcheck.check(world.root, done.made.lock, world.store)
     world.patches("0.34.0", PATCH.replace("@@ -1,2 +1,3 @@", "@@ -2,2 +2,3 @@"))
@@ -238,7 +238,7 @@ def test_a_release_without_patches_is_locked_and_said_to_lack_them(world: World)
 def test_own_patches_that_do_not_apply_stop_it(world: World) -> None:
     world.release("0.34.0", edit=lambda f: f.update({"setup.py": "\n" + f["setup.py"]}))
     world.patches("0.34.0")
-    with pytest.raises(LockError, match=r"not applying: 1\.patch \(moved\)"):
+    with pytest.raises(LockError, match=r"not applying: 1\.patch \(applies elsewhere\)"):
         world.lock("0.34.0")
     (world.root / "patches/0.34.0/series.toml").write_text("schema = 1\nrelease = 'x'\n")
     with pytest.raises(PatchError):
