@@ -23,7 +23,7 @@ from sm75.progress import Reporter, span
 from sm75.toolchain import Provider
 
 # What a build reads of the project.
-PARTS = ("lock", "patches", "recipes", "sm75")
+PARTS = ("LICENSE", "lock", "patches", "recipes", "sm75")
 # Bytes: what the second build takes, measured (sources, toolchain, objects, closure), and headroom.
 SPACE = 6 * 2**30
 
@@ -179,14 +179,28 @@ def _elsewhere(settings: build.Settings, reporter: Reporter) -> Iterator[Path]:
             )
         try:
             root = place / "in" / "another" / "place"
-            for part in PARTS:
-                shutil.copytree(
-                    settings.root / part, root / part, symlinks=True,
-                    ignore=shutil.ignore_patterns("__pycache__"),
-                )  # fmt: skip
+            copy_project(settings.root, root)
             yield root
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def copy_project(source: Path, target: Path) -> None:
+    """Copy what a build and the closure read of the project.
+
+    Args:
+        source: The project's directory.
+        target: The new one.
+    """
+    target.mkdir(parents=True)
+    for part in PARTS:
+        if (source / part).is_dir():
+            shutil.copytree(
+                source / part, target / part, symlinks=True,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )  # fmt: skip
+        else:
+            shutil.copy2(source / part, target / part)
 
 
 def _both(mine: Path, theirs: Path, main: str) -> tuple[list[str], tuple[str, ...]]:

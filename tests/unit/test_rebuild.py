@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from sm75 import condapkg, rebuild
+from sm75 import adapter, condapkg, rebuild
+from sm75.closurelock import load_runtime
 from sm75.condapkg import FileSource
 from sm75.errors import CheckFailed
+from sm75.lockfile import load_release, load_target
 from sm75.pkgdiff import Difference, compare
 from tests.unit.elfkit import (
     DEVICE,
@@ -22,6 +24,7 @@ from tests.unit.elfkit import (
     package,
     with_device_code,
 )
+from tests.unit.projectkit import ROOT
 
 KERNELS = "vllm/_C_stable_libtorch.abi3.so"
 HERE = "lib/python3.12/site-packages/"
@@ -147,3 +150,13 @@ def test_the_second_build_has_another_job_count(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert rebuild.other_jobs(first) == second
     assert second != (first or cores)
+
+
+def test_the_copy_has_what_the_other_packages_read(tmp_path: Path) -> None:
+    """The adapter and the closure's lock are read from the project as well."""
+    rebuild.copy_project(ROOT, tmp_path / "copy")
+    lock = load_release(tmp_path / "copy", None)
+    made = adapter.build(tmp_path / "copy", load_target(tmp_path / "copy", lock.target), tmp_path)
+    here = adapter.build(ROOT, load_target(ROOT, lock.target), tmp_path / "here")
+    assert compare(made, here) == ()
+    assert load_runtime(tmp_path / "copy", lock.vllm) == load_runtime(ROOT, lock.vllm)
