@@ -7,14 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sm75 import cargolock, crates
+from sm75 import cargolock, crates, lockmake
 from sm75.cargolock import CRATES_IO
 from sm75.crateindex import DEFAULT, CrateIndex
 from sm75.errors import FetchError, LockError
 from sm75.fetch import obtain
 from sm75.gitarchive import filename
+from sm75.lockcheck import with_declared
 from sm75.lockfile import dump_release, load_release, parse_release
+from sm75.pins import TreePins
 from sm75.progress import SilentReporter
+from sm75.pythonpins import RustPins
 from sm75.store import AlteredError, Store, default_root
 from sm75.treefiles import read_sdist
 from tests.unit import cratekit
@@ -299,6 +302,24 @@ def test_the_lock_keeps_the_hashes() -> None:
     with pytest.raises(LockError) as err:
         parse_release(dump_release(bad))
     assert "unknown@1" in err.value.why
+
+
+def test_hashes_stay_when_the_lock_is_made_again() -> None:
+    lock = load_release(ROOT, RELEASE)
+    key = lock.rust.git[0]
+    former = msgspec.structs.replace(
+        lock, rust=msgspec.structs.replace(lock.rust, git_sha256={key: "a" * 64})
+    )
+    formers = (lockmake.Former(lock=lock, runtime=None), lockmake.Former(lock=former, runtime=None))
+    assert lockmake.with_hashes(lock.rust, formers).git_sha256 == {key: "a" * 64}
+    # that dependency is another one in the next release
+    moved = msgspec.structs.replace(lock.rust, git=lock.rust.git[1:])
+    assert lockmake.with_hashes(moved, formers).git_sha256 == {}
+    pins = TreePins(
+        declared=(), version=RELEASE,
+        rust=RustPins(channel="1.95", cargo_lock_sha256="b" * 64, git=lock.rust.git[1:]),
+    )  # fmt: skip
+    assert with_declared(former, pins).rust.git_sha256 == {}
 
 
 def test_crates_that_nothing_checks_are_refused(tmp_path: Path) -> None:
