@@ -812,6 +812,37 @@ def channel_export(channel: Path, dry_run: bool, as_json: bool, out: Path) -> No
         click.echo(f"{done['sha256']}  {out}")
 
 
+@channel_group.command("publish")
+@_shared("channel", "dry", "json")
+@click.option("--replace", is_flag=True, help="Overwrite packages that have other content there.")
+@click.option("--delete", is_flag=True, help="Remove packages there that the channel lacks.")
+@click.option("--reread", is_flag=True, help="Read all that is there and compare it.")
+@click.argument("target")
+def channel_publish(
+    channel: Path, dry_run: bool, as_json: bool, replace: bool, delete: bool, reread: bool,
+    target: str,
+) -> None:  # fmt: skip
+    """Put the channel where others read it: a directory, s3://, gs:// or az://BUCKET/PREFIX."""
+    from sm75 import channelcommands
+    from sm75.progress import amount, make_reporter
+
+    with make_reporter(sys.stderr if as_json else None) as reporter:
+        done = channelcommands.publish(
+            ROOT, channel.absolute(), target, reporter,
+            replace=replace, delete=delete, reread=reread, dry_run=dry_run,
+        )  # fmt: skip
+    if as_json:
+        _print_json(done)
+        return
+    click.echo(
+        f"publish: {len(done['sent'])} files ({amount(done['sent_bytes'], 'B')}) "
+        f"{'would be' if dry_run else 'were'} sent, {len(done['same'])} are there already, "
+        f"{len(done['removed'])} removed"
+    )
+    for name in (*done["sent"], *(f"remove {name}" for name in done["removed"])) if dry_run else ():
+        click.echo(f"  {name}")
+
+
 @cli.command("install")
 @_shared("release", "channel", "dry", "json")
 @_TARGET
