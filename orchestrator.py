@@ -154,6 +154,10 @@ def _fetch(
     from sm75.toolchain.host import build_platform
 
     wanted = step.plan(lock, store, build_platform(), rust, platform)
+    if rust == "source" and not dry_run:  # before anything is downloaded
+        from sm75.crates import check_pinned
+
+        check_pinned(lock.rust.git, lock.rust.git_sha256)
     if as_json:
         _print_json(
             {
@@ -180,6 +184,28 @@ def _fetch(
     if not dry_run and wanted.todo:
         with make_reporter() as reporter:
             step.fetch(wanted, store, reporter)
+    if rust == "source":
+        _fetch_crates(lock, store, dry_run=dry_run, aside=as_json or quiet)
+
+
+def _fetch_crates(lock: ReleaseLock, store: Store, *, dry_run: bool, aside: bool) -> None:
+    from sm75 import crates
+    from sm75.progress import make_reporter
+
+    sdist = lock.artifact("vllm-sdist")
+    if dry_run and not store.has(sdist):
+        click.echo("fetch: its crates are known once the sdist is in the store", err=aside)
+        return
+    wanted = crates.sources(lock, store.get(sdist))
+    archives, places = crates.missing(wanted, store)
+    click.echo(
+        f"fetch: of {len(wanted.registry)} crates {len(archives)} are to be fetched, of "
+        f"{len(wanted.git)} git dependencies {len(places)}; their sizes are stated nowhere",
+        err=aside,
+    )
+    if not dry_run:
+        with make_reporter(sys.stderr if aside else None) as reporter:
+            crates.fetch(wanted, store, reporter)
 
 
 @cli.command()
@@ -519,6 +545,9 @@ def patches_seal(release: str | None) -> None:
     "--check", is_flag=True, help="Compare the lock with the pinned tree and variants file."
 )
 @click.option("--tools", is_flag=True, help="Solve pixi.toml anew and write pixi.lock.")
+@click.option(
+    "--rust", is_flag=True, help="Read the Rust frontend's git dependencies and pin their hashes."
+)
 @click.option("--vllm", default="", help="Make the lock of this release, or of the latest.")
 @click.option("--torch", default="", help="With --vllm: the torch to compile against.")
 @click.option("--target", default="", help="With --vllm: contract below lock/targets.")
@@ -529,18 +558,21 @@ def patches_seal(release: str | None) -> None:
 )
 def lock_command(
     release: str | None, store: Path | None, dry_run: bool, as_json: bool, check: bool, tools: bool,
-    vllm: str, torch: str, target: str, base: str, upgrade: bool, closure: bool,
+    rust: bool, vllm: str, torch: str, target: str, base: str, upgrade: bool, closure: bool,
 ) -> None:  # fmt: skip
     """Show, check or make a release lock.
 
     --vllm X.Y.Z resolves that release and all pins into lock/X.Y.Z and shows what differs from the
     former lock. --vllm latest starts from the newest release; what stops it is said and recorded.
     Nothing is written unless everything resolved. --tools does the same for pixi.lock, from
-    conda-forge. Both use the network.
+    conda-forge. --rust reads the Rust frontend's git dependencies from their repositories and adds
+    their hashes to the lock. All three use the network.
     """
     if vllm:
-        if check or release or tools:
-            raise UsageError("--vllm makes a lock; --check, --release and --tools go without it")
+        if check or release or tools or rust:
+            raise UsageError(
+                "--vllm makes a lock; --check, --release, --tools and --rust go without it"
+            )
         _make_lock(
             store, as_json=as_json, vllm=vllm, torch=torch, target=target, base=base,
             upgrade=upgrade, with_closure=closure, dry_run=dry_run,
@@ -550,6 +582,9 @@ def lock_command(
         raise UsageError("these options make a lock", fix="give --vllm X.Y.Z or --vllm latest")
     if tools:
         _solve_tools(store)
+        return
+    if rust:
+        _pin_crates(_lock(release), _store(store))
         return
     from sm75 import lockcheck
 
@@ -595,6 +630,19 @@ def _solve_tools(store: Path | None) -> None:
     with make_reporter() as reporter:
         changed = pixilock.update(ROOT, _store(store), reporter, conda_forge.source())
     click.echo(f"lock: pixi.lock {'is written' if changed else 'is as it was'}")
+
+
+def _pin_crates(lock: ReleaseLock, store: Store) -> None:
+    from sm75 import crates
+    from sm75 import fetch as step
+    from sm75.progress import make_reporter
+
+    with make_reporter() as reporter:
+        wanted = crates.sources(lock, step.obtain(lock.artifact("vllm-sdist"), store, reporter))
+        pinned = crates.pin(ROOT, lock, wanted, store, reporter)
+    click.echo(
+        f"lock: pinned {', '.join(pinned)}" if pinned else "lock: every git dependency is pinned"
+    )
 
 
 @cli.command("explain")
@@ -762,6 +810,37 @@ def channel_export(channel: Path, dry_run: bool, as_json: bool, out: Path) -> No
         click.echo(f"export: {done['files']} files, {amount(done['bytes'], 'B')}, to {out}")
     else:
         click.echo(f"{done['sha256']}  {out}")
+
+
+@channel_group.command("publish")
+@_shared("channel", "dry", "json")
+@click.option("--replace", is_flag=True, help="Overwrite packages that have other content there.")
+@click.option("--delete", is_flag=True, help="Remove packages there that the channel lacks.")
+@click.option("--reread", is_flag=True, help="Read all that is there and compare it.")
+@click.argument("target")
+def channel_publish(
+    channel: Path, dry_run: bool, as_json: bool, replace: bool, delete: bool, reread: bool,
+    target: str,
+) -> None:  # fmt: skip
+    """Put the channel where others read it: a directory, s3://, gs:// or az://BUCKET/PREFIX."""
+    from sm75 import channelcommands
+    from sm75.progress import amount, make_reporter
+
+    with make_reporter(sys.stderr if as_json else None) as reporter:
+        done = channelcommands.publish(
+            ROOT, channel.absolute(), target, reporter,
+            replace=replace, delete=delete, reread=reread, dry_run=dry_run,
+        )  # fmt: skip
+    if as_json:
+        _print_json(done)
+        return
+    click.echo(
+        f"publish: {len(done['sent'])} files ({amount(done['sent_bytes'], 'B')}) "
+        f"{'would be' if dry_run else 'were'} sent, {len(done['same'])} are there already, "
+        f"{len(done['removed'])} removed"
+    )
+    for name in (*done["sent"], *(f"remove {name}" for name in done["removed"])) if dry_run else ():
+        click.echo(f"  {name}")
 
 
 @cli.command("install")

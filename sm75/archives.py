@@ -12,6 +12,7 @@ own name or is not part of the archive.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import lzma
 import shutil
@@ -31,7 +32,7 @@ from sm75.condapkg import iter_payload
 from sm75.errors import ChannelError, UsageError
 
 _CHUNK = 1 << 20  # bytes a copy step
-_TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".crate")
 _ZIP_ENDINGS = (".whl", ".zip")
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -50,10 +51,12 @@ class Member:
     Attributes:
         name: Its path inside the archive, ``/`` separated.
         size: Bytes, unpacked.
+        executable: Whether a tar archive says that its owner may run it.
     """
 
     name: str
     size: int
+    executable: bool = False
     _archive: str = field(repr=False)
     _open: Callable[[], IO[bytes]] = field(repr=False)
     _scratch: Path = field(repr=False)
@@ -119,28 +122,35 @@ def check_name(name: str, archive: str) -> None:
         )
 
 
-def walk(source: Path, *, want: Callable[[str], bool] | None = None) -> Iterator[Member]:
+def walk(
+    source: Path, *, want: Callable[[str], bool] | None = None, limit: int | None = None
+) -> Iterator[Member]:
     """Yield the regular files of ``source``.
 
     Args:
         source: A ``.conda``, a wheel or zip, a tar archive (plain, gz, bz2, xz, zst), a directory,
             or any other single file (which is then its only member).
         want: Which names to yield; None: all. Names are checked before it is asked.
+        limit: Bytes that the members may have together, and a tar archive as a whole; None: any.
 
     Yields:
         Members, each valid until the next step.
 
     Raises:
         UsageError: There is nothing at ``source``.
-        ChannelError: The archive is damaged, or a name leads out of it.
+        ChannelError: The archive is damaged or larger than allowed, or a name leads out of it.
     """
+    unpacked = 0
     if not source.exists():
         raise UsageError(
             f"there is no {source}", fix="give a .conda, a wheel, a tar archive or a directory"
         )
     with tempfile.TemporaryDirectory(prefix="sm75-") as scratch, _readable(source.name):
-        for number, (name, size, opener, disk) in enumerate(_entries(source)):
+        for number, (name, size, opener, disk, runs) in enumerate(_entries(source, limit)):
             check_name(name, source.name)
+            unpacked += size
+            if limit is not None and unpacked > limit:
+                raise _too_large(source.name, limit)
             if want is not None and not want(name):
                 continue
             place = Path(scratch) / str(number)
@@ -148,6 +158,7 @@ def walk(source: Path, *, want: Callable[[str], bool] | None = None) -> Iterator
             yield Member(
                 name=name,
                 size=size,
+                executable=runs,
                 _archive=source.name,
                 _open=opener,
                 _scratch=place,
@@ -156,23 +167,23 @@ def walk(source: Path, *, want: Callable[[str], bool] | None = None) -> Iterator
             shutil.rmtree(place)
 
 
-_Entry = tuple[str, int, Callable[[], IO[bytes]], Path | None]
+_Entry = tuple[str, int, Callable[[], IO[bytes]], Path | None, bool]
 
 
-def _entries(source: Path) -> Iterator[_Entry]:
+def _entries(source: Path, limit: int | None = None) -> Iterator[_Entry]:
     name = source.name.lower()
     if source.is_dir():
         yield from _directory(source)
     elif name.endswith(".conda"):
         for info, stream in iter_payload(source):
             if info.isreg():
-                yield info.name, info.size, _once(stream), None
+                yield info.name, info.size, _once(stream), None, False
     elif name.endswith(_ZIP_ENDINGS):
         yield from zip_entries(source)
     elif name.endswith(_TAR_ENDINGS):
-        yield from _tar(source)
+        yield from _tar(source, limit)
     else:
-        yield source.name, source.stat().st_size, _opener(source), source
+        yield source.name, source.stat().st_size, _opener(source), source, False
 
 
 def zip_entries(source: Path | IO[bytes]) -> Iterator[_Entry]:
@@ -180,7 +191,7 @@ def zip_entries(source: Path | IO[bytes]) -> Iterator[_Entry]:
     with zipfile.ZipFile(source) as archive:
         for info in archive.infolist():
             if not info.is_dir() and not _zip_link(info):
-                yield info.filename, info.file_size, _zip_opener(archive, info), None
+                yield info.filename, info.file_size, _zip_opener(archive, info), None, False
 
 
 def _zip_link(info: zipfile.ZipInfo) -> bool:
@@ -202,25 +213,64 @@ def _once(stream: IO[bytes]) -> Callable[[], IO[bytes]]:
 def _directory(root: Path) -> Iterator[_Entry]:
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.is_symlink():
-            yield path.relative_to(root).as_posix(), path.stat().st_size, _opener(path), path
+            yield path.relative_to(root).as_posix(), path.stat().st_size, _opener(path), path, False
 
 
-def _tar(source: Path) -> Iterator[_Entry]:
+class _Bounded(io.RawIOBase):
+    """The unpacked stream of an archive, which ends in an error beyond so many bytes."""
+
+    def __init__(self, stream: IO[bytes], archive: str, limit: int) -> None:
+        self._stream = stream
+        self._archive = archive
+        self._limit = limit
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        # Also what tarfile reads for itself, long names and the like, in one go.
+        if size < 0 or size > self._limit - self._count + _CHUNK:
+            raise _too_large(self._archive, self._limit)
+        data = self._stream.read(size)
+        self._count += len(data)
+        return data
+
+
+def _too_large(archive: str, limit: int) -> ChannelError:
+    return ChannelError(
+        f"refusing {archive}: unpacked it is larger than {limit} bytes",
+        why="no sound archive of its kind is",
+        fix="get the archive again from where it was published",
+    )
+
+
+def _tar(source: Path, limit: int | None) -> Iterator[_Entry]:
     with contextlib.ExitStack() as stack:
+        plain: IO[bytes] | None = None
         if source.name.endswith(".zst"):
             raw = stack.enter_context(source.open("rb"))
-            plain = stack.enter_context(
-                zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            )
-            tar = stack.enter_context(tarfile.open(fileobj=cast(IO[bytes], plain), mode="r|"))
-        else:
+            stream_reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            plain = cast(IO[bytes], stack.enter_context(stream_reader))
+        elif limit is not None:
+            raw = stack.enter_context(source.open("rb"))
+            if source.name.endswith(".tar"):
+                plain = raw
+            else:
+                plain = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
+        if plain is None:
             tar = stack.enter_context(tarfile.open(source, "r|*"))
+        else:
+            if limit is not None:
+                plain = cast(IO[bytes], _Bounded(plain, source.name, limit))
+            tar = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
         for info in tar:
             stream = tar.extractfile(info) if info.isreg() else None
             if stream is None:
                 check_name(info.name, source.name)
                 continue
-            yield info.name.removeprefix("./"), info.size, _once(stream), None
+            runs = bool(info.mode & 0o100)
+            yield info.name.removeprefix("./"), info.size, _once(stream), None, runs
 
 
 @contextlib.contextmanager

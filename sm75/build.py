@@ -21,7 +21,17 @@ import filelock
 import msgspec
 
 from sm75 import channel as channels
-from sm75 import channelcheck, condanorm, fetch, inputs, preflight, remotecache, session
+from sm75 import (
+    channelcheck,
+    condanorm,
+    crates,
+    fetch,
+    inputs,
+    preflight,
+    remotecache,
+    session,
+    vendor,
+)
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights
 from sm75.condapkg import canonical_json
@@ -38,6 +48,8 @@ from sm75.worker import Job
 NAME = "vllm-sm75"
 # The package for proofs: another name, so that nobody takes it for the g5g's.
 PROOF_NAME = "vllm-sm75-ptx"
+# Below the work directory: the Rust frontend's sources, for one build.
+RUST_SOURCES = "crates"
 # Lines of the log that an error shows.
 _TAIL = 25
 # For what asks before it connects, where the kernel gives no namespace without network. Nothing
@@ -151,11 +163,12 @@ def look(lock: ReleaseLock, provider: Provider, settings: Settings) -> Planned:
     if settings.remote_cache:
         remotecache.parse(settings.remote_cache)
     platform = this_platform()
-    if settings.rust == "source":
+    if settings.rust == "source" and (
+        reason := provider.rust(lock, platform, settings.target_platform)
+    ):
         raise ToolchainError(
             "the Rust frontend cannot be built from source with this toolchain",
-            why=f"it needs Rust {lock.rust.channel} and its crates, which the bootstrap provider "
-            "does not have",
+            why=reason,
             fix="use --rust prebuilt (the official wheel's binary, by hash) or --rust none",
         )
     made_of = _made_of(lock, provider, settings, platform)
@@ -268,6 +281,8 @@ def build(
                 lock, settings.store, planned.platform, settings.rust, settings.target_platform
             )
         )
+        if settings.rust == "source":
+            crates.require(_rust_sources(lock, settings), settings.store)
         with only_one(settings, reporter, "build.lock"):
             # The one that was waited for may have built the same, and the inputs may be others.
             planned = look(lock, provider, settings)
@@ -294,10 +309,12 @@ def _build(
     if settings.recompile:
         shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
     # What was unpacked for another build is never used again: nobody checks it.
-    for name in ("rattler-cache", "out"):
+    for name in ("rattler-cache", "out", RUST_SOURCES):
         shutil.rmtree(settings.work / name, ignore_errors=True)
     urls = provider.channels(lock, settings.store, planned.platform, settings.target_platform)
     lay_out_sources(lock, settings)
+    if settings.rust == "source":
+        _lay_out_rust(lock, settings, reporter)
     with remotecache.shared(settings.remote_cache, reporter) as cache:
         run = _run_recipe(lock, settings, planned.inputs, urls, planned.platform, reporter, cache)
     now = _made_of(lock, provider, settings, planned.platform)
@@ -389,6 +406,16 @@ def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
         shutil.copyfile(source, place)
 
 
+def _rust_sources(lock: ReleaseLock, settings: Settings) -> crates.Sources:
+    return crates.sources(lock, settings.store.get(lock.artifact("vllm-sdist")))
+
+
+def _lay_out_rust(lock: ReleaseLock, settings: Settings, reporter: Reporter) -> None:
+    wanted = _rust_sources(lock, settings)
+    reporter.line(f"build: unpack {len(wanted.crates)} crates")
+    vendor.prepare(wanted, settings.store, settings.work / RUST_SOURCES)
+
+
 @dataclass(kw_only=True)
 class _Run:
     log: CompileLog
@@ -439,6 +466,7 @@ def _run_recipe(
         "SM75_PTX": "1" if settings.ptx else "",
         "SM75_JOBS": str(settings.jobs or ""),
         "SM75_RECOMPILE": "1" if settings.recompile else "",
+        "SM75_CRATES": str(settings.work / RUST_SOURCES) if settings.rust == "source" else "",
         # The recipe has it as a secret: an empty one would hide every place in the log.
         **({"SM75_CCACHE_REMOTE": cache} if cache else {}),
     }

@@ -1,4 +1,4 @@
-"""The commands ``channel lock|build|missing|sizes|export``, ``install`` and
+"""The commands ``channel lock|build|missing|sizes|export|publish``, ``install`` and
 ``doctor --write-contract``, less their command line.
 
 Each function says in its docstring which options the command has. They return what ``--json``
@@ -13,8 +13,17 @@ from typing import Any
 
 import msgspec
 
-from sm75 import adapter, channeltools, closure, contract, fetch, recipedeps
+from sm75 import (
+    adapter,
+    channeltools,
+    closure,
+    contract,
+    fetch,
+    publishtargets,
+    recipedeps,
+)
 from sm75 import install as installer
+from sm75 import publish as publishing
 from sm75.basepython import BasePython
 from sm75.closurelock import load_runtime
 from sm75.errors import ChannelError, CheckFailed, LockError
@@ -122,6 +131,26 @@ def export(channel: Path, out: Path, *, dry_run: bool = False) -> dict[str, Any]
         files = [path.stat().st_size for path in channeltools.exported(channel, out)]
         return {"file": str(out), "files": len(files), "bytes": sum(files)}
     return {"file": str(out), "sha256": channeltools.export(channel, out)}
+
+
+def publish(
+    root: Path, channel: Path, target: str, reporter: Reporter, *,
+    replace: bool = False, delete: bool = False, reread: bool = False, dry_run: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Put the channel where others read it; it is checked first.
+
+    Options: ``--channel``, ``--replace``, ``--delete``, ``--reread`` (flags), argument ``TARGET``,
+    ``--dry-run``, ``--json``.
+    """
+    if not channel.is_dir():
+        raise ChannelError(f"there is no channel {channel}", fix="build one first")
+    with publishtargets.opened(root, target, channel, dry_run=dry_run) as place:
+        done = publishing.publish(
+            channel, place, reporter,
+            replace=replace, delete=delete, reread=reread, dry_run=dry_run,
+        )  # fmt: skip
+    return {"sent": list(done.sent), "same": list(done.same), "removed": list(done.removed),
+            "sent_bytes": done.sent_bytes}  # fmt: skip
 
 
 def install(

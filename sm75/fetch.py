@@ -237,7 +237,7 @@ class _Run:
                         links = found[artifact.stored_sha256]
                         group.create_task(self._one(transfer, artifact, links, bar, slots))
             except BaseExceptionGroup as errors:
-                raise _first(errors) from None
+                raise first_error(errors) from None
             bar.done()
             return FetchResult(
                 fetched=tuple(self.fetched),
@@ -489,7 +489,7 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show: a full disk explains the others, and any fault of ours tops a bug."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [errors]

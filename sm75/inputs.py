@@ -119,6 +119,11 @@ def collect(
         "target_platform": target_platform,
         "ptx": ptx,
     }
+    if rust == "source":  # every crate's hash is in Cargo.lock
+        facts["crates"] = {
+            "Cargo.lock": lock.rust.cargo_lock_sha256,
+            **lock.rust.git_sha256,
+        }
     return Inputs(
         facts=facts,
         input_hash=_digest(facts),

@@ -126,6 +126,7 @@ def with_declared(lock: ReleaseLock, pins: TreePins) -> ReleaseLock:
             channel=pins.rust.channel,
             cargo_lock_sha256=pins.rust.cargo_lock_sha256,
             git=pins.rust.git,
+            git_sha256={k: v for k, v in lock.rust.git_sha256.items() if k in pins.rust.git},
         ),
     )
 

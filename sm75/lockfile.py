@@ -191,6 +191,8 @@ class Rust(_Record, frozen=True, kw_only=True):
         channel: The toolchain channel that the tree declares.
         cargo_lock_sha256: sha256 of the tree's Cargo.lock.
         git: Its git dependencies, ``name@revision``.
+        git_sha256: sha256 of each one's archive (``sm75.gitarchive``), by the same name; those that
+            are not there were never read by whoever made the lock, and are not used.
     """
 
     modes: tuple[RustMode, ...]
@@ -198,6 +200,7 @@ class Rust(_Record, frozen=True, kw_only=True):
     channel: Text
     cargo_lock_sha256: Sha256
     git: tuple[Text, ...] = ()
+    git_sha256: dict[Text, Sha256] = msgspec.field(default_factory=dict)
 
 
 class Constraint(_Record, frozen=True, kw_only=True):
@@ -516,6 +519,8 @@ def _faults(lock: ReleaseLock) -> Iterable[str]:
     yield from (f"artifact id '{name}' is used twice" for name in sorted(_repeated(ids)))
     if lock.rust.default not in lock.rust.modes:
         yield f"rust.default '{lock.rust.default}' is not one of rust.modes"
+    for name in sorted(lock.rust.git_sha256.keys() - set(lock.rust.git)):
+        yield f"rust.git_sha256 has '{name}', which is not one of rust.git"
     for artifact in lock.artifacts:
         for fault in _artifact_faults(artifact):
             yield f"artifact '{artifact.id}': {fault}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -186,6 +187,7 @@ def make(
     artifacts = resolve(lockpolicy.wanted(place.policy, release, pins.declared))
     standing = lockpatches.standing(place.root, release, sdist)
     lock = _lock(place, release, pins, artifacts, standing, skipped)
+    lock = msgspec.structs.replace(lock, rust=with_hashes(lock.rust, formers))
     for name in ("torch-dev", "cutlass"):
         _obtain(place, lock.artifact(name))
     _refuse(place, lock, pins, standing)
@@ -237,6 +239,18 @@ def _lock(
             git=pins.rust.git,
         ),
     )
+
+
+def with_hashes(rust: Rust, formers: tuple[Former, ...]) -> Rust:
+    """Keep the hashes of git dependencies that were pinned before: a commit's never changes.
+
+    Args:
+        rust: Of the lock that is made.
+        formers: Locks to take them from.
+    """
+    known = {key: value for f in formers for key, value in f.lock.rust.git_sha256.items()}
+    kept = {key: known[key] for key in rust.git if key in known}
+    return msgspec.structs.replace(rust, git_sha256=kept)
 
 
 def _refuse(

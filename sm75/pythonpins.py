@@ -13,13 +13,13 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from sm75 import cargolock
 from sm75.lockfile import Declared
 from sm75.treefiles import TreeFiles, refusal
 
@@ -28,7 +28,7 @@ PYPROJECT = "pyproject.toml"
 CUDA_REQUIREMENTS = "requirements/cuda.txt"
 COMMON_REQUIREMENTS = "requirements/common.txt"
 TOOLCHAIN = "rust-toolchain.toml"
-CARGO_LOCK = "rust/Cargo.lock"
+CARGO_LOCK = cargolock.FILE
 RUST_BUILD = "tools/build_rust.py"
 DOCKER = "docker/versions.json"
 PKG_INFO = "PKG-INFO"
@@ -48,7 +48,6 @@ _TARGET = {"platform_machine": "aarch64", "platform_system": "Linux", "sys_platf
 _SETUP_FACTS = {
     "_is_cuda": True, "_is_hip": False, "_is_cpu": False, "_is_xpu": False, "_is_tpu": False,
 }  # fmt: skip
-_GIT_REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,30 +109,12 @@ def read_rust(files: TreeFiles) -> RustPins:
     channel = table.get("channel") if isinstance(table, dict) else None
     if not isinstance(channel, str) or not re.fullmatch(r"\d+\.\d+(\.\d+)?", channel):
         raise refusal(TOOLCHAIN, '[toolchain] channel = "N.N"', f"it is {channel!r}")
+    text = files.text(CARGO_LOCK)
     return RustPins(
         channel=channel,
-        cargo_lock_sha256=hashlib.sha256(files.text(CARGO_LOCK).encode()).hexdigest(),
-        git=tuple(sorted(set(_git_crates(files)))),
+        cargo_lock_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        git=tuple(place.key for place in cargolock.git_places(cargolock.parse(text))),
     )
-
-
-def _git_crates(files: TreeFiles) -> Iterator[str]:
-    cargo = _toml(files, CARGO_LOCK)
-    packages = cargo.get("package")
-    if cargo.get("version") not in (3, 4) or not isinstance(packages, list) or not packages:
-        raise refusal(
-            CARGO_LOCK, "version = 3 or 4 with [[package]]", f"version {cargo.get('version')!r}"
-        )
-    for package in packages:
-        source = package.get("source", "registry+")
-        if source.startswith(("registry+", "sparse+")):
-            continue
-        url = urlsplit(source.removeprefix("git+"))
-        asked = parse_qs(url.query)
-        known = asked.keys() <= {"rev", "tag", "branch"} and url.scheme == "https"
-        if not source.startswith("git+") or not known or not _GIT_REVISION.fullmatch(url.fragment):
-            raise refusal(CARGO_LOCK, 'source = "git+https://…#REVISION"', f"it is {source!r}")
-        yield f"{url.path.rsplit('/', 1)[-1].removesuffix('.git')}@{url.fragment}"
 
 
 def _requires_python(files: TreeFiles) -> str:

@@ -136,14 +136,14 @@ class Store:
             )
         return path
 
-    def sound(self, sha256: str, filename: str, size: int) -> bool:
-        """Whether a file of that hash, name and size (bytes) is here, its bytes checked."""
+    def sound(self, sha256: str, filename: str, size: int | None = None) -> bool:
+        """Whether a file of that hash, name and size (bytes; None: any) is here, bytes checked."""
         path = self.path(sha256, filename)
         try:
             seen = _state(path)
         except OSError:
             return False
-        if seen["size"] != size:
+        if size is not None and seen["size"] != size:
             return False
         memo = path.parent / _MEMO
         if _read_memo(memo) == seen:

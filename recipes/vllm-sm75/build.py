@@ -12,6 +12,8 @@ SM75_JOBS              compile jobs; default: from cores and memory
 SM75_RECOMPILE         1: compile everything, and renew the compiler cache
 SM75_CCACHE_REMOTE     ccache's remote_storage: a cache that several builders share
 SM75_RUST              prebuilt, source or none
+SM75_CRATES            with source: a directory with vendor/, every crate of rust/Cargo.lock, and
+                       cargo's config.toml that names it
 SM75_PTX               1: put compute_75 PTX beside the machine code, for proofs on other GPUs;
                        refused for linux-aarch64
 """
@@ -46,6 +48,8 @@ CUDA_STUBS = {"cublas": 13, "cublasLt": 13, "cufft": 12, "cusparse": 12, "cusolv
               "curand": 10, "nvrtc": 13, "nvJitLink": 13}  # fmt: skip
 TORCH_STUBS = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_nvshmem",
                "torch_cuda_linalg", "torch_global_deps", "caffe2_nvrtc", "shm")  # fmt: skip
+RUST_TRIPLES = {"linux-aarch64": "aarch64-unknown-linux-gnu",
+                "linux-64": "x86_64-unknown-linux-gnu"}  # fmt: skip
 # Resident memory of one nvcc job of these sources, GiB: 2.1 at most, measured on x86-64 with nvcc
 # 13.2 (benchmarks/build_time.py); plus headroom.
 GIB_PER_JOB = 2.5
@@ -79,7 +83,7 @@ def main() -> None:
     step("install")
     install_extensions(native, toolkit, site)
     install_python(tree, site)
-    install_rust(site)
+    install_rust(tree, native, site)
     install_metadata(tree, site, src / "lock" / "omissions.toml")
 
 
@@ -88,9 +92,11 @@ def step(name: str) -> None:
     print(f"sm75: step {name}", flush=True)
 
 
-def run(command: list[str], *, env: Mapping[str, str] | None = None) -> None:
+def run(
+    command: list[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
+) -> None:
     """Run a command; exit with its code when it fails."""
-    done = subprocess.run(command, env=env, check=False)
+    done = subprocess.run(command, env=env, cwd=cwd, check=False)
     if done.returncode:
         sys.exit(f"sm75: {Path(command[0]).name} failed with exit code {done.returncode}")
 
@@ -495,16 +501,96 @@ def install_python(tree: Path, site: Path) -> None:
     )  # fmt: skip
 
 
-def install_rust(site: Path) -> None:
+def install_rust(tree: Path, native: Path, site: Path) -> None:
     """Install the Rust frontend, or say that there is none."""
     mode = os.environ["SM75_RUST"]
+    if mode not in ("prebuilt", "source", "none"):
+        sys.exit(f"sm75: rust_frontend may not be {mode!r}")
+    binary = site / "vllm" / "vllm-rs"
     if mode == "prebuilt":
-        binary = site / "vllm" / "vllm-rs"
         shutil.copy2(Path(os.environ["PREFIX"]) / "share" / "vllm-rs" / "vllm-rs", binary)
         binary.chmod(0o755)
-    elif mode != "none":
-        sys.exit(f"sm75: rust_frontend {mode!r} cannot be built with this toolchain")
+    elif mode == "source":
+        step("rust")
+        shutil.copy2(compile_rust(tree, native), binary)
+        run([os.environ.get("STRIP", "strip"), "--strip-unneeded", str(binary)])
     print(f"sm75: Rust frontend: {mode}", flush=True)
+
+
+def compile_rust(tree: Path, native: Path) -> Path:
+    """Compile the Rust frontend out of the vendored crates, without network; gives the binary."""
+    if not os.environ.get("SM75_CRATES"):
+        sys.exit("sm75: rust_frontend 'source' needs SM75_CRATES: fetched and vendored crates")
+    crates = Path(os.environ["SM75_CRATES"])
+    manifest, arguments = rust_program(tree / "tools" / "build_rust.py")
+    triple = RUST_TRIPLES[target_platform()]
+    # Cargo goes by dates: another tree must not meet what this one compiled.
+    state = native / "rust" / files_digest(tree, [
+        path.relative_to(tree).as_posix() for path in files([tree / "rust"])
+    ])  # fmt: skip
+    home = state / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(crates / "config.toml", home / "config.toml")
+    run(
+        ["cargo", "build", "--release", "--frozen", "--target", triple,
+         "--manifest-path", str(tree / manifest), "--target-dir", str(state / "target"),
+         *arguments],
+        env=rust_environment(tree, crates, state, home, triple),
+        # Of the directories that cargo would look for a configuration in, this has none above it.
+        cwd="/",
+    )  # fmt: skip
+    return state / "target" / triple / "release" / "vllm-rs"
+
+
+def rust_program(script: Path) -> tuple[str, list[str]]:
+    """Manifest and cargo arguments of ``vllm-rs``, as vLLM's build script declares them."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("RustExtension"):
+            continue
+        said = {
+            word.arg: ast.literal_eval(word.value)
+            for word in node.keywords
+            if word.arg in ("target", "path", "args", "features")
+        }
+        if said.get("target") == "vllm.vllm-rs" and "path" in said:
+            features = said.get("features") or []
+            more = ["--features", ",".join(features)] if features else []
+            return str(said["path"]), [*map(str, said.get("args") or []), *more]
+    sys.exit(f"sm75: {script} no longer declares vllm.vllm-rs")
+
+
+def rust_environment(
+    tree: Path, crates: Path, state: Path, home: Path, triple: str
+) -> dict[str, str]:
+    """The environment of cargo and of the C compiler that some crates start."""
+    # What a user or an activation script has set must not change what is built.
+    foreign = ("CARGO_", "RUSTC", "RUSTFLAGS", "RUSTDOCFLAGS", "CFLAGS", "CXXFLAGS", "CPPFLAGS",
+               "LDFLAGS", "OPENSSL_")  # fmt: skip
+    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    places = {state: "/build", crates / "vendor": "/crates", tree: "/vllm"}
+    flags = [f"--remap-path-prefix={place}={name}" for place, name in places.items()]
+    key = triple.replace("-", "_")
+    env |= {
+        "CARGO_HOME": str(home),
+        "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
+        "CARGO_BUILD_JOBS": str(jobs()),
+        "CARGO_INCREMENTAL": "0",
+        f"CARGO_TARGET_{key.upper()}_LINKER": os.environ["CC"],
+        f"CC_{key}": os.environ["CC"],
+        f"CXX_{key}": os.environ["CXX"],
+        "SOURCE_DATE_EPOCH": "1704067200",
+        "VLLM_RS_BUILD_VERSION": os.environ["PKG_VERSION"],
+        # vLLM's word for: no package without it.
+        "VLLM_REQUIRE_RUST_FRONTEND": "1",
+    }
+    if "AR" in os.environ:
+        env[f"AR_{key}"] = os.environ["AR"]
+    build = RUST_TRIPLES[os.environ["build_platform"]]  # noqa: SIM112
+    if build != triple:  # build scripts run here; CC and CXX make code for the target
+        host = os.environ.get("CC_FOR_BUILD") or "cc"
+        env[f"CARGO_TARGET_{build.replace('-', '_').upper()}_LINKER"] = host
+        env |= {"HOST_CC": host, "HOST_CXX": os.environ.get("CXX_FOR_BUILD") or "c++"}
+    return env
 
 
 def install_metadata(tree: Path, site: Path, omissions: Path) -> None:

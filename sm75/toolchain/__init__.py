@@ -41,6 +41,9 @@ class Provider(Protocol):
     ) -> dict[str, str]:
         """Give everything that decides what is built, for the input hash and the provenance."""
 
+    def rust(self, lock: ReleaseLock, build_platform: str, target_platform: str) -> str:
+        """Say why the Rust frontend cannot be compiled with it; empty: it can."""
+
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
     ) -> list[str]:

@@ -143,6 +143,10 @@ class Bootstrap:
         """
         return self._system(build_platform, target_platform).facts()
 
+    def rust(self, lock: ReleaseLock, build_platform: str, target_platform: str) -> str:
+        """Why it cannot compile the Rust frontend: no index of wheels has a Rust compiler."""
+        return f"it needs Rust {lock.rust.channel}, which the bootstrap provider does not have"
+
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
     ) -> list[str]:

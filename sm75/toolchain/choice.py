@@ -56,6 +56,10 @@ class CondaForgeTools:
         """Everything that decides what is built; the lock's artifacts are hashed elsewhere."""
         return self.tools.identity(lock, build_platform, target_platform)
 
+    def rust(self, lock: ReleaseLock, build_platform: str, target_platform: str) -> str:
+        """Why it cannot compile the Rust frontend; empty: it can."""
+        return self.tools.rust(lock, build_platform, target_platform)
+
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str
     ) -> list[str]:

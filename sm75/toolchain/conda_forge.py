@@ -32,6 +32,14 @@ CHANNEL = "conda-forge"
 # Part of a local channel's name: raise it when the same lock would give another directory.
 _LAYOUT = 1
 
+# For --rust source beside Rust itself: how the names begin of what OpenSSL is made with, which the
+# frontend brings along; and Rust's own library for the target.
+_RUST_TOOLS = ("perl-", "make-")
+_RUST_STD = {
+    "linux-aarch64": "rust-std-aarch64-unknown-linux-gnu",
+    "linux-64": "rust-std-x86_64-unknown-linux-gnu",
+}
+
 # Seconds between looks at a lock that another fetch holds.
 _LOCK_POLL = 0.2
 
@@ -243,6 +251,26 @@ class CondaForge:
                 "".join(sorted(p.sha256 for p in payloads)).encode()
             ).hexdigest(),
         }
+
+    def rust(self, lock: ReleaseLock, build_platform: str, target_platform: str) -> str:
+        """Say what the locked tools lack to compile the Rust frontend; empty: nothing.
+
+        Args:
+            lock: The release; says which Rust it needs.
+            build_platform: Subdir of the machine that builds.
+            target_platform: Subdir of the package.
+
+        Raises:
+            LockError: As :meth:`payloads`.
+        """
+        wanted = [f"rust-{lock.rust.channel}.", *_RUST_TOOLS]
+        if build_platform != target_platform:
+            wanted.append(f"{_RUST_STD[target_platform]}-{lock.rust.channel}.")
+        names = [payload.filename for payload in self.payloads(build_platform, target_platform)]
+        lacking = [want for want in wanted if not any(name.startswith(want) for name in names)]
+        if not lacking:
+            return ""
+        return f"its lock has no {', '.join(want.rstrip('.-') for want in lacking)}"
 
     def channels(
         self, lock: ReleaseLock, store: Store, build_platform: str, target_platform: str

@@ -326,6 +326,6 @@ def test_second_place_has_what_the_first_lacks(
 def test_a_full_disk_is_the_error_shown_among_many() -> None:
     disk, ours, bug = DiskError("full"), FetchError("late"), ValueError("bug")
     nested = BaseExceptionGroup("", [bug, BaseExceptionGroup("", [ours, disk])])
-    assert fetch_module._first(nested) is disk
-    assert fetch_module._first(BaseExceptionGroup("", [bug, ours])) is ours
-    assert fetch_module._first(BaseExceptionGroup("", [bug])) is bug
+    assert fetch_module.first_error(nested) is disk
+    assert fetch_module.first_error(BaseExceptionGroup("", [bug, ours])) is ours
+    assert fetch_module.first_error(BaseExceptionGroup("", [bug])) is bug

@@ -275,6 +275,12 @@ class _Provider:
 
     name = "stub"
 
+    def __init__(self, no_rust: str = "it needs Rust 1.95") -> None:
+        self.no_rust = no_rust
+
+    def rust(self, lock: ReleaseLock, build_platform: str, target_platform: str) -> str:
+        return self.no_rust
+
     def describe(self) -> str:
         return "a stand-in"
 
@@ -371,6 +377,21 @@ def test_rust_from_source_is_refused_with_the_way_out(project: Project, tmp_path
     with pytest.raises(ToolchainError, match="cannot be built from source") as err:
         build.look(lock, _Provider(), _settings(project, tmp_path, "one", rust="source"))
     assert "--rust prebuilt" in err.value.fix
+    assert err.value.why == "it needs Rust 1.95"
+
+
+def test_rust_from_source_with_a_toolchain_that_has_it(project: Project, tmp_path: Path) -> None:
+    """The crates are inputs, by Cargo.lock's hash and that of each git dependency."""
+    lock = load_release(project.root, RELEASE)
+    settings = _settings(project, tmp_path, "one", rust="source")
+    found = build.look(lock, _Provider(""), settings).inputs
+    prebuilt = build.look(lock, _Provider(""), _settings(project, tmp_path, "two")).inputs
+    assert found.facts["crates"] == {"Cargo.lock": lock.rust.cargo_lock_sha256}
+    assert "crates" not in prebuilt.facts
+    assert found.native_hash == prebuilt.native_hash  # CMake's state serves both
+    rust = msgspec.structs.replace(lock.rust, git_sha256={lock.rust.git[0]: "0" * 64})
+    pinned = msgspec.structs.replace(lock, rust=rust)
+    assert build.look(pinned, _Provider(""), settings).inputs.input_hash != found.input_hash
 
 
 PROOF = {"target_platform": "linux-64", "ptx": True, "rust": "none"}

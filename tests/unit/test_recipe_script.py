@@ -383,18 +383,22 @@ def test_rust_frontend(
     (prefix / "share" / "vllm-rs" / "vllm-rs").write_bytes(b"rust")
     monkeypatch.setenv("PREFIX", str(prefix))
     monkeypatch.setenv("SM75_RUST", "none")
-    script.install_rust(site)
+    script.install_rust(tmp_path, tmp_path, site)
     assert list((site / "vllm").iterdir()) == []
     monkeypatch.setenv("SM75_RUST", "prebuilt")
-    script.install_rust(site)
+    script.install_rust(tmp_path, tmp_path, site)
     assert (site / "vllm" / "vllm-rs").stat().st_mode & 0o777 == 0o755
     assert capsys.readouterr().out.splitlines() == [
         "sm75: Rust frontend: none",
         "sm75: Rust frontend: prebuilt",
     ]
     monkeypatch.setenv("SM75_RUST", "source")
-    with pytest.raises(SystemExit, match="source"):
-        script.install_rust(site)
+    monkeypatch.delenv("SM75_CRATES", raising=False)
+    with pytest.raises(SystemExit, match="needs SM75_CRATES"):
+        script.install_rust(tmp_path, tmp_path, site)
+    monkeypatch.setenv("SM75_RUST", "sauce")
+    with pytest.raises(SystemExit, match="sauce"):
+        script.install_rust(tmp_path, tmp_path, site)
 
 
 def test_half_a_copy_is_made_anew(tmp_path: Path) -> None:
