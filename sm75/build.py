@@ -23,7 +23,7 @@ import msgspec
 from sm75 import channel as channels
 from sm75 import channelcheck, condanorm, fetch, inputs, preflight, remotecache, session
 from sm75.atomic import disk_errors
-from sm75.compilelog import CompileLog, read_weights
+from sm75.compilelog import CompileLog, read_weights, source_of
 from sm75.condapkg import canonical_json
 from sm75.errors import BuildError, BusyError, DiskError, PatchError, ToolchainError, UsageError
 from sm75.lockfile import G5G, PROOFS, ReleaseLock
@@ -453,10 +453,15 @@ def _run_recipe(
             line = event["log"]
             log.write(line + "\n")
             tail.append(line)
-            step = following.step
+            step, retried = following.step, len(following.alone)
             ended = following.feed(line)
             if following.step != step:
                 reporter.line(f"build: {following.step}")
+            if len(following.alone) != retried:
+                reporter.line(
+                    f"build: the compiler of {following.alone[-1]} was killed, most likely for "
+                    "memory; compiling that one again with nothing beside it"
+                )
             if ended:
                 if task is None:
                     task = reporter.task("compile", int(following.estimate()), "s")
@@ -529,6 +534,15 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             "the build ran out of disk space",
             why=f"the log is {log_file}",
             fix="free some space and run the same command again; it resumes",
+        )
+    if log.memory:
+        raise BuildError(
+            f"the compiler of {source_of(log.failed)} was killed twice, the second time with no "
+            "other beside it",
+            why=f"most likely for memory: {log.memory}; the whole log is {log_file}, its end:\n"
+            f"{end}",
+            fix="end other programs, add swap, or build on a machine with more memory; "
+            "the same command resumes",
         )
     if log.failed:
         killed = log.exit_code in (137, -9) or re.search(r"\bKilled\b|signal 9\b", text)
