@@ -18,6 +18,7 @@ from sm75.errors import BuildError
 from tests.unit.projectkit import ROOT, load
 
 script = load(ROOT / "recipes" / "vllm-sm75" / "build.py")
+SOURCES = "abcde"
 OBJECT = "CMakeFiles/_C.dir/csrc/{}.cu.o"
 # A compiler's driver. `deaths` holds how often the process that does the work is still to die.
 DRIVER = """\
@@ -44,7 +45,7 @@ ENDS = {
 
 
 class Project:
-    """Three sources, a ninja project in the place where CMake makes one, fake compilers."""
+    """A few sources, a ninja project in the place where CMake makes one, fake compilers."""
 
     def __init__(self, native: Path, end: str) -> None:
         self.native = native
@@ -56,9 +57,9 @@ class Project:
         (self.build / "driver.sh").write_text(DRIVER.format(end=end))
         rules = "rule cc\n  command = sh driver.sh $out $name\n"
         rules += "  description = Building CUDA object $out\n"
-        for name in "abc":
+        for name in SOURCES:
             rules += f"build {OBJECT.format(name)}: cc\n  name = {name}\n"
-        objects = " ".join(OBJECT.format(name) for name in "abc")
+        objects = " ".join(OBJECT.format(name) for name in SOURCES)
         (self.build / "build.ninja").write_text(f"{rules}build all: phony {objects}\n")
 
     def dies(self, name: str, times: int) -> None:
@@ -95,17 +96,19 @@ def test_once_killed_is_compiled_alone_and_the_build_goes_on(
     project: Project, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.dies("b", 1)
-    (project.build / "slow" / "a").touch()
+    for name in "abc":
+        (project.build / "slow" / name).touch()
     project.compile()
     said = capfd.readouterr().out
     assert f"sm75: alone: {OBJECT.format('b')}\n" in said
     assert project.started().count("b") == 2
-    # Nothing ran beside the second try, and what had been compiled was not compiled again.
-    assert [line for line in project.lines() if line.startswith("b")][1] == "b 0"
-    assert len(project.lines()) == 4
+    # Nothing ran beside the second try, then one at a time instead of three; what had been
+    # compiled was not compiled again.
+    assert project.lines()[3:] == ["b 0", "d 0", "e 0"]
+    assert len(project.lines()) == 6
     log = follow(said)
     assert log.alone == ["csrc/b.cu"]
-    assert sorted(log.compiled) == ["csrc/a.cu", "csrc/b.cu", "csrc/c.cu"]
+    assert sorted(log.compiled) == [f"csrc/{name}.cu" for name in SOURCES]
     assert (log.failed, log.exit_code, log.memory) == ("", None, "")
 
 
@@ -113,7 +116,7 @@ def test_all_that_were_killed_get_their_second_try(project: Project) -> None:
     for name in "abc":
         project.dies(name, 1)
     project.compile()
-    assert sorted(project.started()) == ["a", "a", "b", "b", "c", "c"]
+    assert sorted(project.started()) == [*"aabbccde"]
 
 
 def test_killed_twice_names_the_source_and_the_memory(
@@ -139,7 +142,7 @@ def test_killed_twice_names_the_source_and_the_memory(
     # More memory, the same command: it resumes.
     project.dies("b", 0)
     project.compile()
-    assert sorted(set(project.started())) == ["a", "b", "c"]
+    assert sorted(set(project.started())) == [*SOURCES]
 
 
 def test_a_mistake_is_not_tried_again(project: Project, capfd: pytest.CaptureFixture[str]) -> None:
