@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import filelock
 import msgspec
 
 from sm75 import channel as channels
@@ -25,7 +24,7 @@ from sm75 import channelcheck, condanorm, fetch, inputs, preflight, remotecache,
 from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights, source_of
 from sm75.condapkg import canonical_json
-from sm75.errors import BuildError, BusyError, DiskError, PatchError, ToolchainError, UsageError
+from sm75.errors import BuildError, DiskError, PatchError, ToolchainError, UsageError
 from sm75.lockfile import G5G, PROOFS, ReleaseLock
 from sm75.progress import Reporter, Task
 from sm75.series import load_series
@@ -33,6 +32,7 @@ from sm75.store import Store
 from sm75.toolchain import Provider
 from sm75.toolchain.host import build_environment, lay_out_tools
 from sm75.toolchain.host import build_platform as this_platform
+from sm75.turns import one_at_a_time
 from sm75.worker import Job
 
 NAME = "vllm-sm75"
@@ -313,6 +313,8 @@ def _build(
         [scratch / built.name],
         settings.channel,
         documents={f"{built.name}.provenance.json": canonical_json(facts)},
+        wait=settings.wait,
+        say=reporter.line,
     )
     shutil.rmtree(scratch, ignore_errors=True)
     return tuple(run.log.compiled)
@@ -336,27 +338,9 @@ def only_one(settings: Settings, reporter: Reporter, name: str) -> Iterator[None
         BusyError: Another one still runs after ``settings.wait``.
         DiskError: The file cannot be made.
     """
-    path = settings.work / name
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        if settings.wait > 0:
-            reporter.line("another build runs in this directory; waiting for it to end")
-        try:
-            lock.acquire(timeout=settings.wait)
-        except filelock.Timeout as err:
-            raise BusyError(
-                "another build runs in this directory",
-                why=f"{path} is held",
-                fix="wait for it, or stop it and run the same command again",
-            ) from err
-    try:
+    other = "another build runs in this directory"
+    with one_at_a_time(settings.work / name, other, wait=settings.wait, say=reporter.line):
         yield
-    finally:
-        lock.release()
 
 
 def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
