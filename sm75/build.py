@@ -38,6 +38,8 @@ from sm75.worker import Job
 NAME = "vllm-sm75"
 # The package for proofs: another name, so that nobody takes it for the g5g's.
 PROOF_NAME = "vllm-sm75-ptx"
+# A build that fails with less room than this, bytes, has most likely failed for that.
+_LEAST = 64 << 20
 # Lines of the log that an error shows.
 _TAIL = 25
 
@@ -509,6 +511,13 @@ def isolation() -> list[str]:
     return []
 
 
+def _free(directory: Path) -> float:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return float("inf")
+
+
 def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> None:
     """Raise the error that the end of the log speaks of."""
     text = "\n".join(tail)
@@ -544,8 +553,16 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             why=f"the whole log is {log_file}, its end:\n{end}",
             fix="see where the patches apply: python3 orchestrator.py patches check",
         )
+    first = error.splitlines()[0] if error else ""
+    # py-rattler-build says what it was doing, and not that the disk was full.
+    if (free := _free(log_file.parent)) < _LEAST:
+        raise DiskError(
+            f"the build ran out of disk space in the step {log.step or 'environment'!r}",
+            why=f"{free / 2**20:.0f} MiB are free; it said: {first}; the log is {log_file}",
+            fix="free some space and run the same command again; it resumes",
+        )
     raise BuildError(
-        f"the step {log.step or 'environment'!r} failed: {error.splitlines()[0] if error else ''}",
+        f"the step {log.step or 'environment'!r} failed: {first}",
         why=f"the whole log is {log_file}, its end:\n{end}",
         fix="read the log; the same command resumes where it stopped",
     )

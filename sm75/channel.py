@@ -7,9 +7,11 @@ the top in the format of sha256sum(1).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -264,12 +266,20 @@ def _fsync(path: Path) -> None:
 
 
 def _index_tree(tree: Path) -> None:
-    """Write repodata.json files that depend on the packages' bytes only."""
+    """Write repodata.json files that depend on the packages' bytes only.
+
+    Raises:
+        ChannelError: A package cannot be indexed.
+        OSError: The disk is full.
+    """
     try:
         rattler_rt.run(
             index_fs(tree, write_zst=False, write_shards=False, force=True, max_parallel=2)
         )
     except Exception as err:  # the binding raises plain Exception subclasses of its own
+        # Rust's words for ENOSPC and EDQUOT; the error's number does not come through.
+        if re.search(r"\(os error (28|122)\)", str(err)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tree)) from err
         raise ChannelError(f"the packages in {tree} cannot be indexed", why=str(err)) from err
     for path in tree.glob(f"*/{REPODATA}"):
         data = json.loads(path.read_bytes())

@@ -117,6 +117,7 @@ class Place:
     Attributes:
         job: The job's name.
         url: The index.
+        scratch: A directory for what a campaign needs besides.
         reference: The result of an undisturbed run.
         seconds: How long that took.
         steps: How many steps of it change the disk.
@@ -125,7 +126,7 @@ class Place:
     def __init__(self, job: str, work: Path, server: SlowServer) -> None:
         self.job = job
         self.url = server.url
-        self._work = work / job
+        self.scratch = self._work = work / job
         self._template = self._work / "template"
         self._template.mkdir(parents=True)
         {"fetch": _fetch, "lock": _lock, "channel": _channel, "build": _build}[job](
