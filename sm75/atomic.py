@@ -102,6 +102,20 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
         fsync_dir(path.parent)
 
 
+def sweep(directory: Path) -> None:
+    """Remove what killed runs left unfinished in a directory (not below it).
+
+    Only where no other run can be writing: under the lock of whoever writes there.
+
+    Args:
+        directory: The directory, present or not.
+    """
+    for left in directory.glob(f"{TMP_PREFIX}*"):
+        if left.is_file() and not left.is_symlink():
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data`` as :func:`replacing` does.
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import filelock
 import msgspec
 
 from sm75 import channel as channels
@@ -33,9 +32,9 @@ from sm75 import (
     vendor,
 )
 from sm75.atomic import disk_errors
-from sm75.compilelog import CompileLog, read_weights
+from sm75.compilelog import CompileLog, read_weights, source_of
 from sm75.condapkg import canonical_json
-from sm75.errors import BuildError, BusyError, DiskError, PatchError, ToolchainError, UsageError
+from sm75.errors import BuildError, DiskError, PatchError, ToolchainError, UsageError
 from sm75.lockfile import G5G, PROOFS, ReleaseLock
 from sm75.progress import Reporter, Task
 from sm75.series import load_series
@@ -43,6 +42,7 @@ from sm75.store import Store
 from sm75.toolchain import Provider
 from sm75.toolchain.host import build_environment, lay_out_tools
 from sm75.toolchain.host import build_platform as this_platform
+from sm75.turns import one_at_a_time
 from sm75.worker import Job
 
 NAME = "vllm-sm75"
@@ -50,6 +50,8 @@ NAME = "vllm-sm75"
 PROOF_NAME = "vllm-sm75-ptx"
 # Below the work directory: the Rust frontend's sources, for one build.
 RUST_SOURCES = "crates"
+# A build that fails with less room than this, bytes, has most likely failed for that.
+_LEAST = 64 << 20
 # Lines of the log that an error shows.
 _TAIL = 25
 # For what asks before it connects, where the kernel gives no namespace without network. Nothing
@@ -340,6 +342,8 @@ def _build(
         [scratch / built.name],
         settings.channel,
         documents={f"{built.name}.provenance.json": canonical_json(facts)},
+        wait=settings.wait,
+        say=reporter.line,
     )
     shutil.rmtree(scratch, ignore_errors=True)
     return tuple(run.log.compiled)
@@ -363,27 +367,9 @@ def only_one(settings: Settings, reporter: Reporter, name: str) -> Iterator[None
         BusyError: Another one still runs after ``settings.wait``.
         DiskError: The file cannot be made.
     """
-    path = settings.work / name
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        if settings.wait > 0:
-            reporter.line("another build runs in this directory; waiting for it to end")
-        try:
-            lock.acquire(timeout=settings.wait)
-        except filelock.Timeout as err:
-            raise BusyError(
-                "another build runs in this directory",
-                why=f"{path} is held",
-                fix="wait for it, or stop it and run the same command again",
-            ) from err
-    try:
+    other = "another build runs in this directory"
+    with one_at_a_time(settings.work / name, other, wait=settings.wait, say=reporter.line):
         yield
-    finally:
-        lock.release()
 
 
 def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:
@@ -492,10 +478,15 @@ def _run_recipe(
             line = event["log"]
             log.write(line + "\n")
             tail.append(line)
-            step = following.step
+            step, retried = following.step, len(following.alone)
             ended = following.feed(line)
             if following.step != step:
                 reporter.line(f"build: {following.step}")
+            if len(following.alone) != retried:
+                reporter.line(
+                    f"build: the compiler of {following.alone[-1]} was killed, most likely for "
+                    "memory; compiling that one again with nothing beside it"
+                )
             if ended:
                 if task is None:
                     task = reporter.task("compile", int(following.estimate()), "s")
@@ -562,6 +553,13 @@ def isolation() -> list[str]:
     return []
 
 
+def _free(directory: Path) -> float:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return float("inf")
+
+
 def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> None:
     """Raise the error that the end of the log speaks of."""
     text = "\n".join(tail)
@@ -571,6 +569,15 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             "the build ran out of disk space",
             why=f"the log is {log_file}",
             fix="free some space and run the same command again; it resumes",
+        )
+    if log.memory:
+        raise BuildError(
+            f"the compiler of {source_of(log.failed)} was killed twice, the second time with no "
+            "other beside it",
+            why=f"most likely for memory: {log.memory}; the whole log is {log_file}, its end:\n"
+            f"{end}",
+            fix="end other programs, add swap, or build on a machine with more memory; "
+            "the same command resumes",
         )
     if log.failed:
         killed = log.exit_code in (137, -9) or re.search(r"\bKilled\b|signal 9\b", text)
@@ -588,8 +595,16 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
             why=f"the whole log is {log_file}, its end:\n{end}",
             fix="see where the patches apply: python3 orchestrator.py patches check",
         )
+    first = error.splitlines()[0] if error else ""
+    # py-rattler-build says what it was doing, and not that the disk was full.
+    if (free := _free(log_file.parent)) < _LEAST:
+        raise DiskError(
+            f"the build ran out of disk space in the step {log.step or 'environment'!r}",
+            why=f"{free / 2**20:.0f} MiB are free; it said: {first}; the log is {log_file}",
+            fix="free some space and run the same command again; it resumes",
+        )
     raise BuildError(
-        f"the step {log.step or 'environment'!r} failed: {error.splitlines()[0] if error else ''}",
+        f"the step {log.step or 'environment'!r} failed: {first}",
         why=f"the whole log is {log_file}, its end:\n{end}",
         fix="read the log; the same command resumes where it stopped",
     )

@@ -7,15 +7,16 @@ the top in the format of sha256sum(1).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import filelock
 from rattler.index import index_fs
 
 from sm75 import rattler_rt
@@ -34,40 +35,31 @@ from sm75.channelcheck import (
 from sm75.channelcheck import Problem as Problem
 from sm75.channelcheck import verify_channel as verify_channel
 from sm75.condapkg import canonical_json, verify_payload
-from sm75.errors import BusyError, ChannelError
+from sm75.errors import ChannelError
+from sm75.turns import one_at_a_time
 
 # Indexes that clients prefer to repodata.json when they lie beside it; we write none, so any that
 # is found is stale.
 _OTHER_INDEXES = ("repodata.json.zst", "repodata.json.bz2", "repodata_shards.msgpack.zst")
 
 
-@contextlib.contextmanager
-def locked(channel: Path, wait: float) -> Iterator[None]:
+def locked(
+    channel: Path, wait: float, say: Callable[[str], None] | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Hold the channel's lock.
 
     Args:
         channel: Channel root; made when it does not exist.
         wait: Seconds to wait for another holder.
+        say: Told that there is a wait.
 
     Raises:
         BusyError: The lock is still held after ``wait`` seconds.
         DiskError: The channel cannot be written.
     """
-    with disk_errors(channel):
-        channel.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(channel / LOCK)
-        try:
-            lock.acquire(timeout=wait)
-        except filelock.Timeout as err:
-            raise BusyError(
-                f"another run is publishing to {channel}",
-                why=f"its lock was still held after {wait:g} s",
-                fix="wait for it to end, then run the same command again",
-            ) from err
-    try:
-        yield
-    finally:
-        lock.release()
+    return one_at_a_time(
+        channel / LOCK, f"another run is publishing to {channel}", wait=wait, say=say
+    )
 
 
 def packages_in(channel: Path) -> list[Path]:
@@ -83,7 +75,8 @@ def publish(
     remove: Iterable[str] = (),
     replace: bool = False,
     subdirs: Iterable[str] = (),
-    wait: float = 60.0,
+    wait: float = 3600.0,
+    say: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Add packages to a channel so that a reader sees the old channel or the new one.
 
@@ -100,6 +93,7 @@ def publish(
         replace: Allow a package of the same file name with other content.
         subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
         wait: Seconds to wait for another publisher.
+        say: Told that there is a wait.
 
     Returns:
         The published files.
@@ -111,7 +105,7 @@ def publish(
         DiskError: The disk is full or not writable.
     """
     check_location(channel)
-    with locked(channel, wait):
+    with locked(channel, wait, say):
         new = {_destination(p): p for p in packages}
         withdrawn = set(remove)
         # what this run writes anew or withdraws may be in any state, all else must be sound
@@ -272,12 +266,20 @@ def _fsync(path: Path) -> None:
 
 
 def _index_tree(tree: Path) -> None:
-    """Write repodata.json files that depend on the packages' bytes only."""
+    """Write repodata.json files that depend on the packages' bytes only.
+
+    Raises:
+        ChannelError: A package cannot be indexed.
+        OSError: The disk is full.
+    """
     try:
         rattler_rt.run(
             index_fs(tree, write_zst=False, write_shards=False, force=True, max_parallel=2)
         )
     except Exception as err:  # the binding raises plain Exception subclasses of its own
+        # Rust's words for ENOSPC and EDQUOT; the error's number does not come through.
+        if re.search(r"\(os error (28|122)\)", str(err)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tree)) from err
         raise ChannelError(f"the packages in {tree} cannot be indexed", why=str(err)) from err
     for path in tree.glob(f"*/{REPODATA}"):
         data = json.loads(path.read_bytes())

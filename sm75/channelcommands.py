@@ -7,6 +7,7 @@ prints; a missing value is an empty one.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from sm75.basepython import BasePython
 from sm75.closurelock import load_runtime
 from sm75.errors import ChannelError, CheckFailed, LockError
 from sm75.lockfile import ReleaseLock, load_target
+from sm75.lockupdate import only_one
 from sm75.progress import Reporter
 from sm75.store import Store
 
@@ -41,19 +43,20 @@ def lock(
     Options: ``--release``, ``--store``, ``--upgrade`` (flag: newest versions instead of the locked
     ones), ``--check`` (flag: write nothing, fail when it would change), ``--json``.
     """
-    sdist = fetch.obtain(release.artifact("vllm-sdist"), store, reporter)
-    if check and (wrong := list(recipedeps.problems(root, release, sdist))):
-        raise CheckFailed(
-            f"{recipedeps.RECIPE} does not list what vLLM {release.vllm} requires",
-            why="\n        ".join(wrong),
-            fix="run: python3 orchestrator.py channel lock",
-        )
-    found = closure.make_lock(root, release, store, reporter, upgrade=upgrade, check=check)
-    specs = recipedeps.wanted(root, release, sdist)
-    changed = False if check else recipedeps.write(root, release, specs)
-    return {"wheels": len(found.packages), "bytes": sum(p.size for p in found.packages),
-            "python": list(found.python), "run_dependencies": len(specs),
-            "recipe_changed": changed}  # fmt: skip
+    with contextlib.nullcontext() if check else only_one(root, reporter):
+        sdist = fetch.obtain(release.artifact("vllm-sdist"), store, reporter)
+        if check and (wrong := list(recipedeps.problems(root, release, sdist))):
+            raise CheckFailed(
+                f"{recipedeps.RECIPE} does not list what vLLM {release.vllm} requires",
+                why="\n        ".join(wrong),
+                fix="run: python3 orchestrator.py channel lock",
+            )
+        found = closure.make_lock(root, release, store, reporter, upgrade=upgrade, check=check)
+        specs = recipedeps.wanted(root, release, sdist)
+        changed = False if check else recipedeps.write(root, release, specs)
+        return {"wheels": len(found.packages), "bytes": sum(p.size for p in found.packages),
+                "python": list(found.python), "run_dependencies": len(specs),
+                "recipe_changed": changed}  # fmt: skip
 
 
 def build(

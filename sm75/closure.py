@@ -324,6 +324,7 @@ def build(
             documents={DOCUMENT: canonical_json({"packages": listed})},
             remove=[name for name in withdrawn if (channel / name).exists()],
             subdirs=(lock.platform,),
+            say=reporter.line,
         )
     return Outcome(
         packages=tuple(sorted(finished)),

@@ -17,6 +17,9 @@ _STATUS = re.compile(
 _OBJECT = re.compile(r"^CMakeFiles/[^/]+\.dir/(?P<source>.+)$")
 _STEP = re.compile(r"^sm75: step (\w+)$")
 _FAILED = re.compile(r"^FAILED: (?:\[code=(\d+)\] )?(\S+)")
+# What the recipe says when a compiler was killed: it is tried once more, alone.
+_ALONE = re.compile(r"^sm75: alone: (\S+)$")
+_KILLED = re.compile(r"^sm75: killed again, with nothing beside it: (\S+); (.+)$")
 
 
 def read_weights(path: Path) -> dict[str, float]:
@@ -27,6 +30,12 @@ def read_weights(path: Path) -> dict[str, float]:
             seconds, source = line.split(maxsplit=1)
             weights[source] = float(seconds)
     return weights
+
+
+def source_of(target: str) -> str:
+    """The source that a target of ninja's is made from; of a library, its own name."""
+    found = _OBJECT.match(target)
+    return found["source"].removesuffix(".o") if found else target
 
 
 @dataclass(kw_only=True)
@@ -41,6 +50,9 @@ class CompileLog:
         compiled: Sources compiled, in the order in which they ended.
         failed: The object that failed first.
         exit_code: Its compiler's exit code.
+        alone: Sources whose compiler was killed and that were compiled once more with nothing
+            beside them.
+        memory: What a compiler that was killed then too needs, and what there is; in words.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -50,6 +62,8 @@ class CompileLog:
     compiled: list[str] = field(default_factory=list)
     failed: str = ""
     exit_code: int | None = None
+    alone: list[str] = field(default_factory=list)
+    memory: str = ""
 
     def feed(self, line: str) -> tuple[str, float] | None:
         """Take a line in.
@@ -64,6 +78,16 @@ class CompileLog:
             if not self.failed:
                 self.failed = failure[2]
                 self.exit_code = int(failure[1]) if failure[1] else None
+            # ninja announces the end of a failed one as it does any other's.
+            if (source := source_of(failure[2])) in self.compiled:
+                self.compiled.remove(source)
+            return None
+        if retried := _ALONE.match(line):
+            self.alone.append(source_of(retried[1]))
+            self.failed, self.exit_code = "", None
+            return None
+        if killed := _KILLED.match(line):
+            self.failed, self.memory = killed[1], killed[2]
             return None
         status = _STATUS.match(line)
         if not status:
@@ -71,8 +95,7 @@ class CompileLog:
         self.done, self.total = int(status[1]), int(status[2])
         if not status[3]:
             return status[4], 1.0
-        found = _OBJECT.match(status[3])
-        source = found["source"] if found else status[3]
+        source = source_of(status[3])
         self.compiled.append(source)
         return source, self.weights.get(source, DEFAULT_SECONDS)
 

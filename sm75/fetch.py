@@ -292,6 +292,8 @@ class _Run:
             if artifact.partial is None:
                 await self._whole(transfer, artifact, links, progress)
             else:
+                for left in store.partial.glob(f"{artifact.stored_sha256}.*.thin"):
+                    await asyncio.to_thread(_remove, left)  # of a killed run: we hold the lock
                 await self._thin(transfer, artifact, links, progress)
             task.done()
             self.fetched.append(artifact)

@@ -227,7 +227,7 @@ def parse_page(url: str, kind: str, body: bytes) -> tuple[FileLink, ...]:
         if kind.split(";")[0].strip().lower() == _JSON:
             return tuple(_from_json(url, json.loads(body)))
         return tuple(_from_html(url, body.decode("utf-8", "replace")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FetchError(
             f"{redact(url)} is not a page of a package index",
             why=f"{type(error).__name__}: {error}",
@@ -259,7 +259,7 @@ def _from_json(url: str, page: dict[str, object]) -> list[FileLink]:
     files = page["files"]
     if not isinstance(files, list):
         raise TypeError("'files' is no list")
-    return [
+    links = [
         FileLink(
             filename=entry["filename"],
             url=_with_login(urljoin(url, entry["url"]), url),
@@ -268,6 +268,14 @@ def _from_json(url: str, page: dict[str, object]) -> list[FileLink]:
         )
         for entry in files
     ]
+    for link in links:
+        if not (
+            isinstance(link.filename, str)
+            and isinstance(link.sha256, str | None)
+            and isinstance(link.size, int | None)
+        ):
+            raise TypeError(f"its entry of {link.filename!r} is malformed")
+    return [link for link in links if _may_name(url, link.url)]
 
 
 def _from_html(url: str, text: str) -> list[FileLink]:
@@ -279,9 +287,14 @@ def _from_html(url: str, text: str) -> list[FileLink]:
         target, fragment = urldefrag(urljoin(base, href))
         name = unquote(urlsplit(target).path.rpartition("/")[2])
         digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-        if name:
+        if name and _may_name(url, target):
             found.append(FileLink(filename=name, url=_with_login(target, url), sha256=digest))
     return found
+
+
+def _may_name(page: str, target: str) -> bool:
+    """Whether a page may send us there: one from the network names no file of this machine."""
+    return urlsplit(target).scheme in ("http", "https") or urlsplit(page).scheme == "file"
 
 
 class _Anchors(HTMLParser):

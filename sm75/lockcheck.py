@@ -34,7 +34,7 @@ from sm75.series import load_series
 from sm75.store import Store
 
 # The extensions that the package holds; ``verify`` demands exactly these.
-EXTENSIONS = (*rules.DEVICE_EXTENSIONS, *rules.HOST_EXTENSIONS)
+EXTENSIONS: tuple[str, ...] = (*rules.DEVICE_EXTENSIONS, *rules.HOST_EXTENSIONS)
 _CUTLASS_VERSION = re.compile(r"(?m)^#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)$")
 
 

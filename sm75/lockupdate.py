@@ -6,6 +6,7 @@ lock, and the next older one is tried.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from sm75 import closurelock, constraints, fetch, lockdiff, lockmake, lockpolicy
-from sm75.atomic import write_bytes
+from sm75.atomic import sweep, write_bytes
 from sm75.closureresolve import sdist_requirements
 from sm75.errors import FetchError, LockError, PatchError, UsageError
 from sm75.index import PackageIndex
@@ -24,6 +25,7 @@ from sm75.lockmake import Former, Made, Workplace
 from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.transfer import TransferOptions
+from sm75.turns import one_at_a_time
 
 LATEST = "latest"
 _VERSION = re.compile(r"\d+(\.\d+)+(\.?(post|rc|a|b)\d+)?")
@@ -117,8 +119,11 @@ def update(
     index: PackageIndex | None = None,
     options: TransferOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
+    wait: float = 3600.0,
 ) -> Outcome:
     """Make a release's lock and write it, when everything of it resolved.
+
+    Runs that write take turns: each keeps versions of what the one before it has written.
 
     Args:
         root: The project's directory.
@@ -128,13 +133,40 @@ def update(
         index: The package index; None: as the user has configured.
         options: How patient to be.
         say: Told what stopped a newer release, as it happens.
+        wait: Seconds to wait for another run that makes a lock here.
 
     Raises:
+        BusyError: That one still runs.
         UsageError: No such release or base.
         LockError: The release cannot be locked; nothing was written.
         PatchError: Its patches are malformed; nothing was written.
         FetchError: The index or a file cannot be read; nothing was written.
     """
+    with only_one(root, reporter, wait) if not request.dry_run else contextlib.nullcontext():
+        return _update(root, request, store, reporter, index, options, say)
+
+
+def only_one(
+    root: Path, reporter: Reporter, wait: float = 3600.0
+) -> contextlib.AbstractContextManager[None]:
+    """Keep other runs that write below ``lock`` and ``recipes`` out while the block runs.
+
+    Args:
+        root: The project's directory.
+        reporter: Is told of a wait.
+        wait: Seconds to wait.
+
+    Raises:
+        BusyError: Another one still runs.
+    """
+    other = "another run is making a lock in this directory"
+    return one_at_a_time(root / ".sm75" / "lock.lock", other, wait=wait, say=reporter.line)
+
+
+def _update(
+    root: Path, request: Request, store: Store, reporter: Reporter, index: PackageIndex | None,
+    options: TransferOptions | None, say: Callable[[str], None],
+) -> Outcome:  # fmt: skip
     _check_torch(request.torch)
     policy = lockpolicy.load(root)
     target = load_target(root, request.target or policy.target)
@@ -157,6 +189,8 @@ def update(
         name for name, content in sorted(made.files.items()) if _read(root / name) != content
     )
     if not request.dry_run:
+        for folder in {(root / name).parent for name in made.files}:
+            sweep(folder)
         # In the order of `files`: release.toml, with which the release is known, comes last.
         for name, content in made.files.items():
             if name in changed:

@@ -84,6 +84,11 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def partial(self) -> Path:
+        """Directory of unfinished bytes, present or not."""
+        return self.root / "partial"
+
     def directory(self, sha256: str) -> Path:
         """Directory of the file with that hash, present or not."""
         return self.root / "sha256" / sha256[:2] / sha256
@@ -210,10 +215,9 @@ class Store:
         Raises:
             DiskError: The directory cannot be made.
         """
-        folder = self.root / "partial"
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{sha256}{suffix}"
+        with disk_errors(self.partial):
+            self.partial.mkdir(parents=True, exist_ok=True)
+        return self.partial / f"{sha256}{suffix}"
 
     def lock_path(self, sha256: str) -> Path:
         """The lock file of whoever makes the file with that hash; its directory is made.

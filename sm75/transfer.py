@@ -29,7 +29,10 @@ from sm75.store import disk_errors
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CHUNK = 1 << 18
-_PAGE_LIMIT = 256 << 20
+# As many as httpx follows.
+_REDIRECTS = 20
+# PyPI's largest pages have some 20 MB; what is compressed counts as it is unpacked.
+_PAGE_LIMIT = 64 << 20
 _CONTENT_RANGE = re.compile(r"^bytes (\d+)-(\d+)/(\d+|\*)$")
 
 
@@ -40,6 +43,7 @@ class TransferOptions:
     Attributes:
         connect_timeout: Seconds to wait for a connection.
         read_timeout: Seconds without a byte after which a connection counts as stalled.
+        page_timeout: Seconds that an index page may take, however often a byte of it comes.
         attempts: Tries before giving up; counted anew from a try that brings something.
         backoff: Seconds before the second try; doubled each time.
         backoff_max: Longest wait between tries, in seconds.
@@ -50,6 +54,7 @@ class TransferOptions:
 
     connect_timeout: float = 15.0
     read_timeout: float = 30.0
+    page_timeout: float = 120.0
     attempts: int = 5
     backoff: float = 1.0
     backoff_max: float = 30.0
@@ -162,7 +167,7 @@ class Transfer:
         options = self.options
         self._client = httpx.AsyncClient(
             verify=tls_context(),
-            follow_redirects=True,
+            follow_redirects=False,  # see _answer
             timeout=httpx.Timeout(options.read_timeout, connect=options.connect_timeout),
             limits=httpx.Limits(max_connections=2 * options.parallel),
             headers={
@@ -194,14 +199,25 @@ class Transfer:
         failures = 0
         while True:
             try:
-                async with self._open(url, {"Accept": accept}) as response:
+                async with (
+                    asyncio.timeout(self.options.page_timeout),
+                    self._open(url, {"Accept": accept}) as response,
+                ):
                     body = bytearray()
                     async for chunk in response.aiter_bytes():
                         body += chunk
                         if len(body) > _PAGE_LIMIT:
-                            raise FetchError(f"{redact(url)} is larger than any index page")
+                            raise FetchError(
+                                f"{redact(url)} is larger than any index page",
+                                why=f"more than {_PAGE_LIMIT >> 20} MiB, unpacked",
+                                fix="check the index settings of pip or uv",
+                            )
                     kind = response.headers.get("content-type", "")
                     return str(response.url), kind, bytes(body)
+            except TimeoutError:
+                failures += 1
+                spent = f"it did not come within {self.options.page_timeout:g} s"
+                await self._pause(url, failures, _Retry(spent))
             except _Retry as retry:
                 failures += 1
                 await self._pause(url, failures, retry)
@@ -341,16 +357,22 @@ class Transfer:
         self.requests += 1
         auth = self._netrc if self._netrc and "@" not in urlsplit(url).netloc else None
         try:
-            async with self._client.stream(
-                "GET", url, headers=headers, auth=auth or httpx.USE_CLIENT_DEFAULT
-            ) as response:
+            response = await self._answer(
+                self._client.build_request("GET", url, headers=headers),
+                auth or httpx.USE_CLIENT_DEFAULT,
+            )
+            try:
                 _check_status(url, response)
                 yield response
+            finally:
+                await response.aclose()
         except httpx.TimeoutException as error:
             what = "connect" if isinstance(error, httpx.ConnectTimeout) else "bytes"
             raise _Retry(f"timed out waiting for {what}") from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise FetchError(f"cannot read {redact(url)}", why=str(error)) from error
+        except httpx.DecodingError as error:
+            raise _Retry(f"the answer cannot be unpacked: {error}") from error
         except httpx.TransportError as error:
             if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLError):
                 raise FetchError(
@@ -359,6 +381,36 @@ class Transfer:
                     fix="behind a proxy with its own certificate, set SSL_CERT_FILE",
                 ) from error
             raise _Retry(str(error) or type(error).__name__) from error
+
+    async def _answer(
+        self, request: httpx.Request, auth: httpx.Auth | httpx._client.UseClientDefault
+    ) -> httpx.Response:
+        """The answer at the end of all redirects, streamed.
+
+        httpx would read the body of each redirect, however long, and go from https to http.
+        """
+        first = request.url
+        for _ in range(_REDIRECTS + 1):
+            client = self._client
+            if client is None:
+                raise RuntimeError("Transfer is used outside its context")
+            response = await client.send(request, auth=auth, stream=True)
+            following = response.next_request
+            if following is None:
+                return response
+            await response.aclose()
+            if request.url.scheme == "https" and following.url.scheme == "http":
+                raise FetchError(
+                    f"{redact(str(request.url))} redirects to an unencrypted address",
+                    why=f"{redact(str(following.url))}: anybody on the way could answer there",
+                    fix="check the index settings of pip or uv",
+                )
+            request = following
+        raise FetchError(
+            f"{redact(str(first))} redirects without end",
+            why=f"after {_REDIRECTS} redirects: {redact(str(request.url))}",
+            fix="check the index settings of pip or uv",
+        )
 
     async def _pause(
         self, url: str, failures: int, retry: _Retry, *, have: int = 0, length: int = 0
@@ -419,13 +471,13 @@ def _retry_after(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after")
     if value is None:
         return None
-    if value.isdigit():
+    if value.isdecimal():
         return float(value)
     try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        moment = email.utils.parsedate_to_datetime(value).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, moment.timestamp() - time.time())
+    return max(0.0, moment - time.time())
 
 
 def _content_range(response: httpx.Response) -> tuple[int, int, int | None] | None:

@@ -53,6 +53,10 @@ RUST_TRIPLES = {"linux-aarch64": "aarch64-unknown-linux-gnu",
 # Resident memory of one nvcc job of these sources, GiB: 2.1 at most, measured on x86-64 with nvcc
 # 13.2 (benchmarks/build_time.py); plus headroom.
 GIB_PER_JOB = 2.5
+# ninja's report of a failed edge, and what tells that its compiler was killed: ninja's and shells'
+# exit code (128 + SIGKILL), or the words of a shell, g++, nvcc or collect2.
+FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(\S+)")
+KILLED_WORDS = re.compile(r"\bKilled\b|\bsignal 9\b")
 
 
 def main() -> None:
@@ -443,20 +447,77 @@ def jobs() -> int:
     """How many sources to compile at once: one a core, as far as the memory goes."""
     if os.environ.get("SM75_JOBS"):
         return int(os.environ["SM75_JOBS"])
+    cores = int(os.environ.get("CPU_COUNT") or os.cpu_count() or 1)
+    return max(1, min(cores, int(available_gib() / GIB_PER_JOB)))
+
+
+def available_gib() -> float:
+    """Memory that new processes may take, GiB: the machine's, or what the container leaves."""
     available = 0.0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) / 1024**2
-    cores = int(os.environ.get("CPU_COUNT") or os.cpu_count() or 1)
-    return max(1, min(cores, int(available / GIB_PER_JOB)))
+    # A container sees its own control group (version 2) there; its page cache can be taken back.
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        available = min(available, (limit - used + int(stat["inactive_file"])) / 1024**3)
+    except (OSError, ValueError, KeyError):
+        pass  # no such group, or no limit: "max"
+    return available
 
 
 def compile_extensions(native: Path, toolkit: Toolkit) -> None:
-    """Run ninja; its status lines carry what a progress bar needs."""
-    run(
-        ["ninja", "-C", str(native / "build"), f"-j{jobs()}", *EXTENSIONS],
-        env={**toolkit.environment(), "NINJA_STATUS": "sm75: [%f/%t] "},
-    )
+    """Compile; what was killed, most likely for memory, is compiled once more with nothing beside.
+
+    Then the others go on, half as many at once.
+    """
+    at_once = jobs()
+    while True:
+        code, failed = ninja(native, toolkit, at_once, EXTENSIONS)
+        if not code:
+            return
+        if not failed or not all(failed.values()):
+            sys.exit(f"sm75: ninja failed with exit code {code}")
+        for target in failed:
+            print(f"sm75: alone: {target}", flush=True)
+            code, again = ninja(native, toolkit, 1, (target,))
+            if any(again.values()):
+                sys.exit(
+                    f"sm75: killed again, with nothing beside it: {target}; up to {GIB_PER_JOB} "
+                    f"GiB of memory needed, {available_gib():.1f} GiB available"
+                )
+            if code:
+                sys.exit(f"sm75: ninja failed with exit code {code}")
+        at_once = max(1, at_once // 2)
+
+
+def ninja(
+    native: Path, toolkit: Toolkit, at_once: int, targets: Iterable[str]
+) -> tuple[int, dict[str, bool]]:
+    """Run ninja; its status lines carry what a progress bar needs.
+
+    Returns:
+        Its exit code, and the targets that failed, each with whether its compiler was killed.
+    """
+    command = ["ninja", "-C", str(native / "build"), f"-j{at_once}", *targets]
+    failed: dict[str, bool] = {}
+    target = ""
+    with subprocess.Popen(
+        command, env={**toolkit.environment(), "NINJA_STATUS": "sm75: [%f/%t] "},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    ) as process:  # fmt: skip
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if failure := FAILED.match(line):
+                target = failure[2]
+                failed[target] = failure[1] == "137"
+            elif line.startswith(("sm75: [", "ninja: ")):
+                target = ""
+            elif target and KILLED_WORDS.search(line):
+                failed[target] = True
+    return process.returncode, failed
 
 
 def check_headers(native: Path, toolkit: Toolkit) -> None:

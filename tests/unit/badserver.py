@@ -22,7 +22,8 @@ class BadServer:
             ``norange-short`` the same whatever was asked;
             ``norange`` the whole file whatever was asked; ``wrong-total`` another total in
             Content-Range; ``longer`` more bytes than there are; an int: that HTTP status;
-            ``(status, headers)``.
+            ``(status, headers)``; a function: gets the request's handler and answers it.
+            Index pages (``simple/project``) have the last three.
         always: A mood for every request of a file.
         hashes: Overrides the hash that the index states (None: states none).
         log: (path, Range header or empty) of each request.
@@ -94,8 +95,12 @@ class BadServer:
     def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
         names = [name for name in self.files if name.startswith(f"{project}/")]
         mood = self._mood(f"simple/{project}")
-        if isinstance(mood, int) or not names:
-            self._status(handler, mood if isinstance(mood, int) else 404, {})
+        if callable(mood):
+            mood(handler)
+            return
+        if isinstance(mood, int | tuple) or not names:
+            status, headers = mood if isinstance(mood, tuple) else (mood or 404, {})
+            self._status(handler, status, headers)
             return
         entries = []
         anchors = []
@@ -127,6 +132,9 @@ class BadServer:
 
     def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         mood = self._mood(name)
+        if callable(mood):
+            mood(handler)
+            return
         if isinstance(mood, int | tuple):
             status, headers = mood if isinstance(mood, tuple) else (mood, {})
             self._status(handler, status, headers)

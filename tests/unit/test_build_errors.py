@@ -81,6 +81,21 @@ def test_full_disk(text: str, error: str) -> None:
     assert "free some space" in fault.fix
 
 
+def test_full_disk_without_a_word_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """py-rattler-build drops the reason why it could not unpack a file."""
+    error = "Failed to extract archive: failed to unpack `m10.py`"
+    assert type(explained("", error)) is BuildError
+    monkeypatch.setattr("sm75.build._free", lambda _: 3 << 20)
+    fault = explained("", error)
+    assert type(fault) is DiskError
+    assert fault.exit_code == 9
+    assert "3 MiB are free" in fault.why
+    assert error in fault.why
+    # A compiler's own error stays one.
+    text = f"{COMPILE}FAILED: [code=1] {OBJECT} \na.cu(1): error: x\n{STOPPED}"
+    assert type(explained(text)) is BuildError
+
+
 def test_refused_patch() -> None:
     """As ``python -m sm75.patching apply`` says it inside the build."""
     refusal = "0001-cmake-turing-only.patch does not apply to CMakeLists.txt"

@@ -323,6 +323,25 @@ def test_full_disk_leaves_the_channel_as_it_was(tmp_path: Path) -> None:
     assert not list(channel.glob(".sm75-tmp-*"))
 
 
+@pytest.mark.parametrize("number", [28, 122])
+def test_full_disk_while_indexing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The indexer is Rust: it has words for it, and its own kind of error."""
+    channel = tmp_path / "c"
+    publish([package(tmp_path / "one", "a")], channel)
+    before = snapshot(channel)
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError(f"at write => no storage space (os error {number})")
+
+    monkeypatch.setattr(channel_module, "index_fs", full)
+    with pytest.raises(DiskError, match="cannot write") as caught:
+        publish([package(tmp_path / "two", "b")], channel)
+    assert caught.value.exit_code == 9
+    assert snapshot(channel) == before
+
+
 def test_two_publishers_take_turns(tmp_path: Path) -> None:
     channel = tmp_path / "c"
     built = [package(tmp_path / "built", name) for name in "abcd"]

@@ -146,3 +146,14 @@ def test_thin_wheel_without_range_support_altered(
     with pytest.raises(FetchError, match="not the file that the lock pins"):
         run(server, store, thin.artifact)
     assert stored(store) == []
+
+
+def test_what_a_killed_run_wrote_of_a_thin_wheel_is_removed(
+    server: BadServer, store: Store, thin: Case
+) -> None:
+    left = store.part(thin.artifact.stored_sha256, ".4711.thin")
+    left.write_bytes(b"half")
+    other = store.part("0" * 64, ".4711.thin")
+    other.write_bytes(b"of another file, which another run may be writing")
+    run(server, store, thin.artifact)
+    assert leftovers(store) == [other.name]

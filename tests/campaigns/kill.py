@@ -1,0 +1,112 @@
+"""Kill fetch, lock, channel and build at many moments; the next run must make the same bytes.
+
+    .venv/bin/python -m tests.campaigns.kill --times 50 --seed 1 [JOB ...]
+    .venv/bin/python -m tests.campaigns.kill --each-step [JOB ...]
+
+The first kills with SIGKILL at moments spread over the time that a run takes; the second before
+each step in which the process changes the disk. After each kill nothing may be half-written, and
+the same command, started at once, must end with the result of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.campaigns.places import Place, places
+
+JOBS = ["fetch", "lock", "channel", "build"]
+
+
+def killed_after(place: Place, where: Path, seconds: float) -> bool:
+    """Start the job and kill it; False: it had ended before."""
+    process = place.start(where)
+    try:
+        process.wait(timeout=seconds)
+    except Exception:  # still running
+        process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    return process.returncode == -signal.SIGKILL
+
+
+def examine(place: Place, where: Path, what: str) -> str:
+    """Look at what a kill left, run the job again and compare.
+
+    Returns:
+        ``untouched``, ``between`` or ``complete``: what the kill left of the result.
+    """
+    assert not (wrong := place.faults(where)), f"{what}: {wrong}"
+    left = place.result(where)
+    state = (
+        "complete" if left == place.reference
+        else "untouched" if left == place.before() else "between"
+    )  # fmt: skip
+    done = place.run(where)
+    assert done.returncode == 0, f"{what}: the next run: {done.returncode}\n{done.stderr}"
+    differing = place.differing(where)
+    assert not differing, f"{what}: other bytes: {differing}"
+    assert not (wrong := place.problems(where)), f"{what}: {wrong}"
+    return state
+
+
+def by_time(place: Place, times: int, seed: int) -> Counter[str]:
+    """Kill at moments of which there is one in each of ``times`` equal parts of a run."""
+    chance = random.Random(f"{seed} {place.job}")  # noqa: S311
+    states: Counter[str] = Counter()
+    for number in range(times):
+        part = (number + chance.random()) / times
+        while True:
+            with place.fresh() as where:
+                if not killed_after(place, where, part * place.seconds):
+                    part *= 0.9  # it was faster this time
+                    continue
+                states[examine(place, where, f"{place.job}, killed at {part:.3f} of a run")] += 1
+                break
+    return states
+
+
+def by_step(place: Place) -> Counter[str]:
+    """Kill before each step that changes the disk."""
+    states: Counter[str] = Counter()
+    for step in range(1, place.steps + 1):
+        with place.fresh() as where:
+            died = place.run(where, "--die-at", str(step))
+            # Threads take turns in another order each time; the last steps may not come.
+            if died.returncode == 0:
+                states["not reached"] += 1
+                continue
+            assert died.returncode == -signal.SIGKILL, died.stderr
+            states[examine(place, where, f"{place.job}, killed before step {step}")] += 1
+    return states
+
+
+def main() -> int:
+    """Run the campaign and print a line for each job."""
+    parser = argparse.ArgumentParser(description="Kill runs and compare what the next one makes.")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}")
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--each-step", action="store_true")
+    given = parser.parse_args()
+    with places(given.jobs or JOBS) as made:
+        for place in made:
+            started = time.monotonic()
+            states = by_step(place) if given.each_step else by_time(place, given.times, given.seed)
+            count = sum(states.values()) - states["not reached"]
+            print(
+                f"{place.job}: {count} kills "
+                + (f"at {place.steps} steps" if given.each_step else f"in {place.seconds:.1f} s")
+                + f", every next run complete and identical; left: {dict(states)}; "
+                f"{time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
