@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 import orchestrator
@@ -138,6 +139,9 @@ class _Provider:
     def identity(self, *_: object) -> dict[str, str]:
         return {"provider": "stub"}
 
+    def rust(self, *_: object) -> str:
+        return "it has no Rust"
+
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +184,24 @@ def test_rust_from_source_is_refused(run: Runner, tmp_path: Path) -> None:
     ended = run("build", "--dry-run", "--rust", "source", "--channel", tmp_path / "c")
     assert ended.code in (2, 6)
     assert "prebuilt" in ended.err
+
+
+def test_rust_sources_that_the_lock_does_not_pin_are_not_fetched(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is downloaded."""
+    lock = load_release(ROOT)
+    rust = msgspec.structs.replace(lock.rust, git_sha256={})
+    unpinned = msgspec.structs.replace(lock, rust=rust)
+    monkeypatch.setattr("orchestrator._lock", lambda _: unpinned)
+    ended = run("fetch", "--rust", "source", "--store", tmp_path / "store")
+    assert ended.code == 3
+    assert "lock --rust" in ended.err
+    assert "harmony@" in ended.err
+    assert not (tmp_path / "store").exists()
+    ended = run("fetch", "--rust", "source", "--store", tmp_path / "store", "--dry-run")
+    assert ended.code == 0
+    assert "its crates are known once the sdist is in the store" in ended.out
 
 
 @pytest.fixture
