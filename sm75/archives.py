@@ -27,6 +27,7 @@ from typing import IO, cast
 import zstandard
 
 from sm75.atomic import disk_errors
+from sm75.budget import Budget
 from sm75.condapkg import iter_payload
 from sm75.errors import ChannelError, UsageError
 
@@ -132,14 +133,17 @@ def walk(source: Path, *, want: Callable[[str], bool] | None = None) -> Iterator
 
     Raises:
         UsageError: There is nothing at ``source``.
-        ChannelError: The archive is damaged, or a name leads out of it.
+        ChannelError: The archive is damaged, a name leads out of it, or it is a bomb.
     """
     if not source.exists():
         raise UsageError(
             f"there is no {source}", fix="give a .conda, a wheel, a tar archive or a directory"
         )
     with tempfile.TemporaryDirectory(prefix="sm75-") as scratch, _readable(source.name):
+        budget = None if source.is_dir() else Budget(source.name, source.stat().st_size)
         for number, (name, size, opener, disk) in enumerate(_entries(source)):
+            if budget:
+                budget.take(size)
             check_name(name, source.name)
             if want is not None and not want(name):
                 continue

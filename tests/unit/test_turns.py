@@ -175,7 +175,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(tmp_path, server)
 
 
-def lock(world: World, out: io.StringIO, **settings: float) -> lockupdate.Outcome:
+def lock(world: World, out: io.StringIO, wait: float = 60) -> lockupdate.Outcome:
     return lockupdate.update(
         world.root,
         lockupdate.Request(vllm="0.33.0", with_closure=False),
@@ -183,7 +183,7 @@ def lock(world: World, out: io.StringIO, **settings: float) -> lockupdate.Outcom
         PlainReporter(out),
         index=index_of(world.server),
         options=HASTY,
-        **settings,
+        wait=wait,
     )
 
 
