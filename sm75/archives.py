@@ -28,6 +28,7 @@ from typing import IO, cast
 import zstandard
 
 from sm75.atomic import disk_errors
+from sm75.budget import Budget
 from sm75.condapkg import iter_payload
 from sm75.errors import ChannelError, UsageError
 
@@ -138,7 +139,8 @@ def walk(
 
     Raises:
         UsageError: There is nothing at ``source``.
-        ChannelError: The archive is damaged or larger than allowed, or a name leads out of it.
+        ChannelError: The archive is damaged, larger than allowed or a bomb, or a name leads out of
+            it.
     """
     unpacked = 0
     if not source.exists():
@@ -146,7 +148,10 @@ def walk(
             f"there is no {source}", fix="give a .conda, a wheel, a tar archive or a directory"
         )
     with tempfile.TemporaryDirectory(prefix="sm75-") as scratch, _readable(source.name):
+        budget = None if source.is_dir() else Budget(source.name, source.stat().st_size)
         for number, (name, size, opener, disk, runs) in enumerate(_entries(source, limit)):
+            if budget:
+                budget.take(size)
             check_name(name, source.name)
             unpacked += size
             if limit is not None and unpacked > limit:

@@ -27,6 +27,7 @@ from sm75.channelcheck import (
     SUMS,
     check_listed,
     check_location,
+    is_inside,
     own_place,
     read_sums,
     relative,
@@ -108,6 +109,10 @@ def publish(
     with locked(channel, wait, say):
         new = {_destination(p): p for p in packages}
         withdrawn = set(remove)
+        if outside := sorted(name for name in withdrawn if not is_inside(name)):
+            raise ChannelError(
+                f"refusing to remove {outside[0]!r}", why=f"it is no file of {channel}"
+            )
         # what this run writes anew or withdraws may be in any state, all else must be sound
         healed = withdrawn | set(documents or {}) | (set(new) if replace else set())
         problems = [

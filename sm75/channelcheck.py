@@ -71,6 +71,17 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(raw, "sha256").hexdigest()
 
 
+def is_inside(name: str) -> bool:
+    """Whether a name that a channel's own documents give is that of a file inside it."""
+    parts = name.split("/")
+    return (
+        0 < len(parts) <= 2
+        and all(part not in ("", ".", "..") for part in parts)
+        and "\\" not in name
+        and name.isprintable()
+    )
+
+
 def read_sums(channel: Path) -> dict[str, str]:
     """Read ``SHA256SUMS``.
 
@@ -81,7 +92,7 @@ def read_sums(channel: Path) -> dict[str, str]:
         Hash (hex) by path relative to the channel; empty when there is no such file.
 
     Raises:
-        ChannelError: A line is malformed.
+        ChannelError: A line is malformed, or names a file that is not the channel's.
     """
     path = channel / SUMS
     if not path.exists():
@@ -91,6 +102,8 @@ def read_sums(channel: Path) -> dict[str, str]:
         found = re.fullmatch(r"([0-9a-f]{64})  (\S.*)", line)
         if not found:
             raise ChannelError(f"{path}:{number}: not a line of sha256sum", why=line[:100])
+        if not is_inside(found[2]):
+            raise ChannelError(f"{path}:{number}: names no file of the channel", why=line[:200])
         sums[found[2]] = found[1]
     return sums
 
@@ -118,10 +131,19 @@ def own_place(package: Path) -> str:
     """Give ``subdir/file`` of a package as its own index.json has it, whatever its name is.
 
     Raises:
-        ChannelError: It is no conda package.
+        ChannelError: It is no conda package, or would not lie in the channel.
     """
     index = read_info(package)["index"]
-    return f"{index['subdir']}/{index['name']}-{index['version']}-{index['build']}.conda"
+    subdir, *stem = (index.get(key) for key in ("subdir", "name", "version", "build"))
+    if not all(isinstance(part, str) and part for part in (subdir, *stem)):
+        raise ChannelError(
+            f"{package.name} has no sound index.json",
+            why="it lacks one of subdir, name, version and build",
+        )
+    place = f"{subdir}/{'-'.join(map(str, stem))}.conda"
+    if place.count("/") != 1 or not is_inside(place):
+        raise ChannelError(f"{package.name} would lie outside the channel", why=place)
+    return place
 
 
 def check_listed(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
@@ -150,6 +172,9 @@ def _check_unlisted(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]
 
 
 def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterator[Problem]:
+    if not is_inside(rel):
+        yield Problem(path=rel, kind="index", detail="names no file of the channel")
+        return
     path = channel / rel
     if not path.is_file():
         yield Problem(path=rel, kind="missing", detail=f"listed in {REPODATA}")

@@ -140,7 +140,8 @@ def export(channel: Path, out: Path) -> str:
         )
     with (
         replacing(out) as raw,
-        tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        # of a link, the file that it leads to: that is what SHA256SUMS lists
+        tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as tar,
     ):
         for path in exported(channel, out):
             tar.add(path, f"channel/{relative(channel, path)}", filter=_plain)

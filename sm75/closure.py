@@ -346,10 +346,12 @@ def _digest(lock: RuntimeLock, omissions: Omissions) -> str:
 
 def _former(channel: Path) -> list[str]:
     try:
-        listed: list[str] = json.loads((channel / DOCUMENT).read_bytes())["packages"]
-    except (OSError, ValueError, KeyError):
+        document = msgspec.json.decode((channel / DOCUMENT).read_bytes(), type=dict[str, list[str]])
+        listed = document["packages"]
+    except (OSError, ValueError, KeyError):  # msgspec's errors are ValueErrors
         return []
-    return listed
+    # It says what may be withdrawn, and a channel may come from others.
+    return [name for name in listed if channelcheck.is_inside(name) and name.endswith(".conda")]
 
 
 def run_requirements(vllm: Iterable[Requirement], omissions: Omissions) -> tuple[str, ...]:

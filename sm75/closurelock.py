@@ -149,7 +149,7 @@ class Omissions(_Record, frozen=True, kw_only=True):
 def _load(path: Path, kind: type[Any], fix: str) -> Any:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LockError(f"cannot read {path}", why=str(error), fix=fix) from error
     if raw.get("schema") != SCHEMA:
         raise LockError(

@@ -23,6 +23,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import zstandard
 
 from sm75.atomic import replacing
+from sm75.budget import Budget
 from sm75.errors import ChannelError
 
 # 2024-01-01T00:00:00Z, seconds. Any fixed moment serves; zip cannot hold one before 1980.
@@ -427,14 +428,21 @@ def _damaged(path: Path) -> Iterator[None]:
         ) from err
 
 
-def _members(archive: zipfile.ZipFile, kind: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+def _members(
+    path: Path, archive: zipfile.ZipFile, kind: str
+) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+    budget = Budget(path.name, path.stat().st_size)
     names = [n for n in archive.namelist() if n.startswith(f"{kind}-") and n.endswith(".tar.zst")]
     if len(names) != 1:
         raise tarfile.ReadError(f"it has {len(names)} {kind}-*.tar.zst members instead of one")
     with (
         archive.open(names[0]) as raw,
         zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as plain,
-        tarfile.open(fileobj=cast(IO[bytes], plain), mode="r|", bufsize=_CHUNK) as tar,
+        tarfile.open(
+            fileobj=cast(IO[bytes], budget.counted(cast(IO[bytes], plain))),
+            mode="r|",
+            bufsize=_CHUNK,
+        ) as tar,
     ):
         for member in tar:
             if not (member.isreg() or member.issym() or member.isdir()):
@@ -456,7 +464,7 @@ def iter_payload(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
         ChannelError: The package is damaged.
     """
     with _damaged(path), zipfile.ZipFile(path) as archive:
-        yield from _members(archive, "pkg")
+        yield from _members(path, archive, "pkg")
 
 
 def read_info_files(path: Path) -> dict[str, bytes]:
@@ -469,7 +477,7 @@ def read_info_files(path: Path) -> dict[str, bytes]:
         ChannelError: The package is damaged.
     """
     with _damaged(path), zipfile.ZipFile(path) as archive:
-        return {m.name: raw.read() for m, raw in _members(archive, "info") if m.isreg()}
+        return {m.name: raw.read() for m, raw in _members(path, archive, "info") if m.isreg()}
 
 
 def read_info(path: Path) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def parse_patch(data: bytes, *, name: str) -> tuple[FileDiff, ...]:
         raise refuse("its last line has no line end: the file may be truncated")
     try:
         parsed = PatchSet.from_string(text)
-    except UnidiffParseError as error:
+    except (UnidiffParseError, ValueError) as error:
         raise refuse(str(error).strip()) from error
     _refuse_loose_lines(text, parsed, refuse)
     diffs: list[FileDiff] = []

@@ -353,9 +353,11 @@ def parse_release(text: str, *, where: str = "release.toml") -> ReleaseLock:
         LockError: Malformed, another schema, or self-contradicting.
     """
     raw = _toml(text, where)
-    if raw.get("schema") != SCHEMA:
+    if (schema := raw.get("schema")) != SCHEMA:
+        # Python refuses to write a number of more than 4,300 digits.
+        large = isinstance(schema, int) and abs(schema) > 999
         raise LockError(
-            f"{where} has schema {raw.get('schema')!r}",
+            f"{where} has schema {'of that number' if large else repr(schema)}",
             why=f"this program reads schema {SCHEMA}",
             fix="use the program version that wrote it, or restore it: git checkout -- lock",
         )
@@ -494,7 +496,7 @@ def _read(path: Path) -> str:
 def _toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise LockError(
             f"{where} is not TOML", why=str(error), fix="restore it from version control"
         ) from error

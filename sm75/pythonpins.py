@@ -316,5 +316,5 @@ def _syntax(file: str, text: str) -> ast.Module:
 def _toml(files: TreeFiles, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(files.text(file))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise refusal(file, "TOML", str(error)) from error

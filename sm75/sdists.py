@@ -71,7 +71,7 @@ def _listed(root: Path) -> tuple[Pin, ...]:
         return ()
     try:
         pins = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _Pins)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LockError(
             f"{path} cannot be read", why=str(error), fix=f"restore it: git checkout -- {_NAME}"
         ) from error

@@ -172,7 +172,10 @@ def load_series(root: Path) -> Series:
     where = f"{root.name}/series.toml"
     top = _Table(_read_toml(root / "series.toml"), where)
     if (schema := top.take("schema", int)) != SCHEMA:
-        raise top.refuse(f"schema {schema} is unknown; this program reads schema {SCHEMA}")
+        raise top.refuse(
+            f"schema {schema if abs(schema) < 1000 else 'that'} is unknown; "
+            f"this program reads schema {SCHEMA}"
+        )
     series = Series(
         root=root,
         release=top.take("release", str),
@@ -258,7 +261,7 @@ def seal(root: Path) -> list[str]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PatchError(
             f"{path} cannot be read",
             why=str(error),

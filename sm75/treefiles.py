@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm75.errors import LockError
+from sm75.budget import Budget
+from sm75.errors import ChannelError, LockError
 
 # The largest such file of vLLM 0.33.0, rust/Cargo.lock, has 180 kB.
 MAX_FILE_BYTES = 8 * 1024 * 1024
@@ -76,9 +77,11 @@ def read_sdist(archive: Path, wanted: Callable[[str], bool]) -> TreeFiles:
     """
     content: dict[str, bytes] = {}
     try:
+        budget = Budget(archive.name, archive.stat().st_size)
         # Stream mode: one pass, and only the wanted files are held in memory.
         with tarfile.open(archive, "r|gz") as handle:
             for member in handle:
+                budget.take(member.size)
                 _, _, path = member.name.partition("/")
                 if not wanted(path) or member.isdir():
                     continue
@@ -90,6 +93,8 @@ def read_sdist(archive: Path, wanted: Callable[[str], bool]) -> TreeFiles:
                 content[path] = stream.read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise _damaged(archive, str(error)) from error
+    except ChannelError as error:
+        raise _damaged(archive, error.what) from error
     return TreeFiles(label=archive.name, content=content)
 
 

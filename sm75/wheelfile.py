@@ -17,6 +17,7 @@ from typing import IO, Self
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from sm75.budget import Budget
 from sm75.condapkg import FileSource, check_path
 from sm75.errors import ChannelError, FetchError
 
@@ -67,7 +68,12 @@ class Wheel:
 
     def _checked_members(self) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
+        budget = Budget(self.path.name, self.path.stat().st_size)
         for info in self._zip.infolist():
+            try:
+                budget.take(info.file_size)
+            except ChannelError as err:
+                raise FetchError(err.what, why=err.why, fix=err.fix) from err
             name = info.filename
             kind = stat.S_IFMT(info.external_attr >> 16)
             why = ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,9 +27,11 @@ JOBS = ["fetch", "lock", "channel", "build"]
 def killed_after(place: Place, where: Path, seconds: float) -> bool:
     """Start the job and kill it; False: it had ended before."""
     process = place.start(where)
+    assert process.stdout is not None
+    process.stdout.readline()
     try:
         process.wait(timeout=seconds)
-    except Exception:  # still running
+    except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     return process.returncode == -signal.SIGKILL
@@ -59,6 +62,9 @@ def by_time(place: Place, times: int, seed: int) -> Counter[str]:
     chance = random.Random(f"{seed} {place.job}")  # noqa: S311
     states: Counter[str] = Counter()
     for number in range(times):
+        if number % 10 == 0:  # other programs run on this machine, more or fewer of them
+            with place.fresh() as where:
+                place.seconds = place.measure(where)
         part = (number + chance.random()) / times
         while True:
             with place.fresh() as where:

@@ -175,7 +175,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(tmp_path, server)
 
 
-def lock(world: World, out: io.StringIO, wait: float = 3600.0) -> lockupdate.Outcome:
+def lock(world: World, out: io.StringIO, wait: float = 60) -> lockupdate.Outcome:
     return lockupdate.update(
         world.root,
         lockupdate.Request(vllm="0.33.0", with_closure=False),
