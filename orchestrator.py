@@ -599,17 +599,29 @@ def _solve_tools(store: Path | None) -> None:
 
 @cli.command("explain")
 @_shared("json")
+@click.option("--write-page", is_flag=True, help="Make docs/troubleshooting.md anew.")
 @click.argument("subject", required=False, default="")
-def explain_command(as_json: bool, subject: str) -> None:
-    """Explain SUBJECT: so far a constraint by name. Without one: list what can be explained."""
+def explain_command(as_json: bool, write_page: bool, subject: str) -> None:
+    """Explain a build or serve log (- reads it from stdin), or a version constraint by name.
+
+    Of a log: the known failures in it, with cause, evidence, fix and link. Exit code 1 when nothing
+    known is in it. Without SUBJECT: list what can be explained.
+    """
     from sm75 import explain
 
+    if write_page:
+        from sm75.explain import knowledge, page
+
+        changed = page.write(ROOT, knowledge.load())
+        click.echo(f"explain: {page.PAGE} {'is written' if changed else 'is as it was'}")
+        return
     if not subject:
         known = explain.names(ROOT)
         if as_json:
             _print_json(known)
         else:
             click.echo("constraints: " + ", ".join(known))
+            click.echo("logs: any file, or - for standard input")
         return
     found = explain.explain(ROOT, subject)
     if as_json:
@@ -617,6 +629,8 @@ def explain_command(as_json: bool, subject: str) -> None:
     else:
         for line in found.lines():
             click.echo(line)
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
 
 
 @cli.group("channel")
