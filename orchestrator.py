@@ -842,6 +842,56 @@ def doctor(
     _warn(done["warning"])
 
 
+@cli.command()
+@_shared("json")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--model", default="", help="Default: the first one that it lists.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True,
+              help="Seconds for each answer.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(min=0), default=0,
+              help="For each answer; more for models that think aloud.")  # fmt: skip
+@click.option("--wait", "patience", type=click.FloatRange(min=0), default=0.0,
+              help="Seconds to wait for a server that does not answer yet.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Ask again and again; end when it fails.")
+@click.option("--interval", type=click.FloatRange(min=0), default=60.0, show_default=True,
+              help="With --watch: seconds between rounds.")  # fmt: skip
+@click.option("--failures", type=click.IntRange(min=1), default=3, show_default=True,
+              help="With --watch: failures in a row that end it.")  # fmt: skip
+def health(
+    as_json: bool, url: str, model: str, timeout: float, max_tokens: int, patience: float,
+    watch: bool, interval: float, failures: int,
+) -> None:  # fmt: skip
+    """Ask a server small questions over chat and read what it says.
+
+    Exit code 0: well; 1: it answers nonsense; 11: it does not answer. A key is taken from
+    VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
+    """
+    from sm75.health import check as checks
+    from sm75.health.client import Server, base_url
+    from sm75.health.questions import choose
+
+    server = Server(base_url(url), api_key=os.environ.get("VLLM_API_KEY", ""), timeout=timeout)
+
+    def ask() -> checks.Health:
+        return checks.check(server, model=model, questions=choose(most_tokens=max_tokens))
+
+    def say(found: checks.Health) -> None:
+        if as_json:
+            click.echo(json.dumps(found.to_json()))
+        else:
+            for line in found.lines():
+                click.echo(line)
+
+    if patience or not watch:
+        found = checks.wait(ask, patience)
+    if watch:
+        found = checks.watch(ask, say, interval=interval, failures=failures)
+    else:
+        say(found)
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
+
+
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> None:

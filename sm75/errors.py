@@ -18,6 +18,7 @@ exit code  meaning
 8          channel: a package or the index is damaged or incomplete
 9          the disk is full or a file cannot be written
 10         another run holds the lock
+11         ``health``: the server does not answer
 70         a fault in this program (please report it)
 130        interrupted (Ctrl-C)
 =========  ==========================================================
@@ -104,6 +105,12 @@ class DiskError(Sm75Error):
     """The disk is full or a file cannot be written."""
 
     exit_code = 9
+
+
+class ServerError(Sm75Error):
+    """A server does not answer."""
+
+    exit_code = 11
 
 
 class BusyError(Sm75Error):
