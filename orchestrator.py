@@ -814,22 +814,32 @@ def install_command(
 @cli.command()
 @_shared("dry", "json")
 @click.option("--write-contract", is_flag=True, help="Write lock/targets/NAME.toml.")
+@click.option("--strict", is_flag=True, help="Warnings and what cannot be seen fail as well.")
+@click.option("--imds", is_flag=True, help="Ask EC2's metadata service for the instance type.")
+@click.option("--model", type=_FILE, help="A model's directory: do its weights fit?")
 @click.option(
     "--path", type=_FILE, default=Path("/opt/pytorch"), help="The environment that has torch."
 )
 @click.option("--name", default="", help="The contract's name; default: by torch and system.")
 @click.option("--replace", is_flag=True, help="Overwrite a contract of that name.")
 def doctor(
-    dry_run: bool, as_json: bool, write_contract: bool, path: Path, name: str, replace: bool
-) -> None:
-    """Describe this machine's image as a target contract, to build for it."""
+    dry_run: bool, as_json: bool, write_contract: bool, strict: bool, imds: bool,
+    model: Path | None, path: Path, name: str, replace: bool,
+) -> None:  # fmt: skip
+    """Say whether this machine is right for vllm-sm75, line by line with the fix.
+
+    Exit code 1 when a line fails; with --strict also when one warns or is unknown. With
+    --write-contract: describe its image as a target contract instead, to build for it.
+    """
+    if not write_contract:
+        if dry_run or name or replace:
+            raise UsageError("--dry-run, --name and --replace belong to --write-contract")
+        if model is not None and not model.is_dir():
+            raise UsageError(f"there is no directory {model}", fix="name the model's directory")
+        _examine(path=path, model=model, imds=imds, strict=strict, as_json=as_json)
+        return
     from sm75 import channelcommands
 
-    if not write_contract:
-        raise UsageError(
-            "doctor does one thing so far",
-            fix="write a contract of this machine: python3 orchestrator.py doctor --write-contract",
-        )
     done = channelcommands.write_contract(
         ROOT, path=path, name=name, replace=replace, dry_run=dry_run
     )
@@ -890,6 +900,22 @@ def health(
         say(found)
     if found.exit_code:
         raise SystemExit(found.exit_code)
+
+
+def _examine(*, strict: bool, as_json: bool, **what: Any) -> None:
+    from sm75.doctor import facts, rules
+
+    lines = rules.judge(facts.collect(ROOT, **what))
+    code = rules.exit_code(lines, strict=strict)
+    if as_json:
+        _print_json({"exit_code": code, "lines": [line.to_json() for line in lines]})
+    else:
+        for line in lines:
+            click.echo(f"{line.status:<7}  {line.name:<17}  {line.says}")
+            if line.fix:
+                click.echo(f"{'':<28}next: {line.fix}")
+    if code:
+        raise SystemExit(code)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

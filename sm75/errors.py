@@ -7,8 +7,8 @@ command; the command line prints it without a traceback and exits with ``exit_co
 exit code  meaning
 =========  ==========================================================
 0          done
-1          a check failed (``verify``, ``patches check``, ``lock --check``), or ``explain LOG``
-           knows nothing that is in the log
+1          a check failed (``verify``, ``patches check``, ``lock --check``, ``doctor``), or
+           ``explain LOG`` knows nothing that is in the log
 2          wrong command line
 3          lock: unknown release, bad or disagreeing lock file
 4          fetch: unreachable, truncated, altered or unhashed input
