@@ -35,6 +35,7 @@ from sm75.atomic import disk_errors
 from sm75.compilelog import CompileLog, read_weights, source_of
 from sm75.condapkg import canonical_json
 from sm75.errors import BuildError, DiskError, PatchError, ToolchainError, UsageError
+from sm75.explain import logs
 from sm75.lockfile import G5G, PROOFS, ReleaseLock
 from sm75.progress import Reporter, Task
 from sm75.series import load_series
@@ -564,6 +565,8 @@ def _explain(error: str, tail: deque[str], log: CompileLog, log_file: Path) -> N
     """Raise the error that the end of the log speaks of."""
     text = "\n".join(tail)
     end = "\n".join(f"    {line}" for line in list(tail)[-_TAIL:])
+    if known := logs.brief(log_file, tail):
+        end += f"\n  what is known of this:\n{known}"
     if re.search(r"No space left on device|ENOSPC", text + error):
         raise DiskError(
             "the build ran out of disk space",

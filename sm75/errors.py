@@ -7,7 +7,8 @@ command; the command line prints it without a traceback and exits with ``exit_co
 exit code  meaning
 =========  ==========================================================
 0          done
-1          a check failed (``verify``, ``patches check``, ``lock --check``)
+1          a check failed (``verify``, ``patches check``, ``lock --check``, ``doctor``), or
+           ``explain LOG`` knows nothing that is in the log
 2          wrong command line
 3          lock: unknown release, bad or disagreeing lock file
 4          fetch: unreachable, truncated, altered or unhashed input
@@ -17,6 +18,7 @@ exit code  meaning
 8          channel: a package or the index is damaged or incomplete
 9          the disk is full or a file cannot be written
 10         another run holds the lock
+11         ``health``: the server does not answer
 70         a fault in this program (please report it)
 130        interrupted (Ctrl-C)
 =========  ==========================================================
@@ -103,6 +105,12 @@ class DiskError(Sm75Error):
     """The disk is full or a file cannot be written."""
 
     exit_code = 9
+
+
+class ServerError(Sm75Error):
+    """A server does not answer."""
+
+    exit_code = 11
 
 
 class BusyError(Sm75Error):

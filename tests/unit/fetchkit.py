@@ -31,7 +31,7 @@ HASTY = TransferOptions(
 
 def noise(size: int, seed: int = 1) -> bytes:
     """Bytes that do not compress."""
-    return random.Random(seed).randbytes(size)  # noqa: S311
+    return random.Random(seed).randbytes(size)
 
 
 def sdist(content: bytes, project: str = "demo", **changes: Any) -> Artifact:

@@ -64,6 +64,19 @@ def test_killed_compiler(code: str, message: str) -> None:
     assert "memory" in fault.why
     assert "--jobs 1" in fault.fix
     assert "resumes" in fault.fix
+    # kill alone is ninja's business: nothing in the log says so.
+    assert ("what is known of this" in fault.why) is (message != "kill" or "137" in code)
+
+
+def test_what_the_knowledge_base_has_is_said() -> None:
+    fault = explained(
+        f"{COMPILE}FAILED: [code=1] {OBJECT} \n/bin/sh: 1: nvcc: not found\n{STOPPED}"
+    )
+    assert type(fault) is BuildError
+    assert fault.exit_code == 7
+    assert "There is no CUDA compiler" in fault.why
+    plain = explained(f"{COMPILE}FAILED: [code=1] {OBJECT} \na.cu(1): error: x\n{STOPPED}")
+    assert "what is known" not in plain.why
 
 
 @pytest.mark.parametrize(

@@ -326,10 +326,10 @@ def test_contract_that_no_build_serves(run: Runner, project: Path, tmp_path: Pat
     assert (project / "lock" / "targets" / "old.toml").exists()
 
 
-def test_doctor_without_a_task(run: Runner, tmp_path: Path) -> None:
-    ended = run("doctor")
+def test_contract_of_nothing(run: Runner, tmp_path: Path) -> None:
+    ended = run("doctor", "--name", "x")
     assert ended.code == 2
-    assert "doctor --write-contract" in ended.err
+    assert "--write-contract" in ended.err
     ended = run("doctor", "--write-contract", "--path", tmp_path)
     assert ended.code == 2
     assert "there is no Python environment" in ended.err

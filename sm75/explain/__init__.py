@@ -1,45 +1,21 @@
-"""What ``explain SUBJECT`` says. So far of constraints; each kind of subject is one explainer.
+"""What ``explain SUBJECT`` says: of a constraint by name, or of a log. Each kind is one explainer.
 
-An explainer gets the subject as it was typed and returns ``None`` when it is not for it, so that a
-log file or an error text can be taken by further ones without another command line.
+An explainer gets the subject as it was typed and returns ``None`` when it is not for it.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sm75 import constraints
 from sm75.errors import UsageError
+from sm75.explain.logs import of_log
+from sm75.explain.subject import Explanation
 from sm75.lockfile import known_releases, load_release
 
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """What there is to say of a subject.
-
-    Attributes:
-        subject: What it is about.
-        parts: Label and text, in the order in which they are read.
-    """
-
-    subject: str
-    parts: tuple[tuple[str, str], ...]
-
-    def lines(self) -> list[str]:
-        """One line a part, labels in a column."""
-        width = max(len(label) for label, _ in self.parts)
-        return [self.subject, *(f"  {label:<{width}}  {text}" for label, text in self.parts)]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data; a label that stands several times keeps all its texts."""
-        return {
-            "subject": self.subject,
-            "parts": [{"label": label, "text": text} for label, text in self.parts],
-        }
+__all__ = ["EXPLAINERS", "Explainer", "Explanation", "explain", "names", "of_constraint"]
 
 
 Explainer = Callable[[Path, str], Explanation | None]
@@ -77,7 +53,7 @@ def of_constraint(root: Path, subject: str) -> Explanation | None:
     return Explanation(subject=f"constraint {subject}", parts=tuple(parts))
 
 
-EXPLAINERS: tuple[Explainer, ...] = (of_constraint,)
+EXPLAINERS: tuple[Explainer, ...] = (of_constraint, of_log)
 
 
 def explain(root: Path, subject: str) -> Explanation:
@@ -88,7 +64,7 @@ def explain(root: Path, subject: str) -> Explanation:
         subject: As it was typed.
 
     Raises:
-        UsageError: None knows it.
+        UsageError: None knows it, or it is a log that cannot be read.
     """
     for explainer in EXPLAINERS:
         if (found := explainer(root, subject)) is not None:
@@ -97,7 +73,7 @@ def explain(root: Path, subject: str) -> Explanation:
     near = difflib.get_close_matches(subject, known, n=1)
     raise UsageError(
         f"nothing here explains '{subject}'",
-        why="constraints: " + ", ".join(known),
+        why="it is no file, and no constraint; constraints: " + ", ".join(known),
         fix=f"python3 orchestrator.py explain {near[0] if near else known[0]}",
     )
 

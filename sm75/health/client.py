@@ -1,0 +1,250 @@
+"""Ask a server of the OpenAI protocol, and get an answer or a reason within a given time."""
+
+from __future__ import annotations
+
+import json
+import queue
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from sm75.errors import ServerError, UsageError
+from sm75.health.questions import Question
+
+# More than any answer to our questions; a server that sends for ever must not fill the memory.
+_MOST_BYTES = 1 << 20
+# Seconds by which a socket waits longer than we do: ours is the message to be read.
+_LONGER = 2.0
+CHAT = "/v1/chat/completions"
+_NOT_HEALTH = {
+    "/v1/completions": "it continues raw text without the chat template: a working chat model "
+    "answers such a prompt with repetitions or nothing (': ok: ok: ok'), and what it says tells "
+    "nothing of what users get",
+    "/health": "vLLM answers it while its process lives, whatever the model says",
+    "/ping": "vLLM answers it while its process lives, whatever the model says",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a server said to one question.
+
+    Attributes:
+        text: The message's content.
+        finish: Why it ended, as the server says.
+        seconds: From the question to the end of the answer.
+    """
+
+    text: str
+    finish: str
+    seconds: float
+
+
+class BadAnswer(Exception):
+    """The server answered, but not as the protocol wants; the message says what is wrong."""
+
+
+def base_url(url: str) -> str:
+    """The server's base, of what was given: with or without ``/v1`` or the chat's path.
+
+    Raises:
+        UsageError: It is no URL, or names an endpoint that says nothing of health.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    path = parts.path.rstrip("/")
+    for refused, why in _NOT_HEALTH.items():
+        if path.endswith(refused) and not path.endswith(CHAT):
+            raise UsageError(
+                f"{refused} is no sign of health",
+                why=why,
+                fix=f"give the server alone: --url {parts.scheme}://{parts.netloc}",
+            )
+    for known in (CHAT, "/v1"):
+        if path.endswith(known):
+            path = path.removesuffix(known)
+            break
+    try:
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{url} is no server", fix="for instance: --url http://127.0.0.1:8000")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+class Server:
+    """A server that is asked.
+
+    Args:
+        url: Its base, from :func:`base_url`.
+        api_key: Sent as a bearer token where given.
+        timeout: Seconds for each question, to the last byte of its answer.
+    """
+
+    def __init__(self, url: str, *, api_key: str = "", timeout: float = 60.0) -> None:
+        self.url = url
+        self._timeout = timeout
+        # Made once: reading the certificates takes longer than asking.
+        self._tls = ssl.create_default_context()
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def model(self) -> str:
+        """The first model that the server lists.
+
+        Raises:
+            ServerError: No answer.
+            BadAnswer: It lists none.
+        """
+        body = self._ask("GET", "/v1/models", None)[0]
+        try:
+            name = json.loads(body)["data"][0]["id"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise BadAnswer("it lists no model at /v1/models") from error
+        if not isinstance(name, str) or not name:
+            raise BadAnswer("it lists a model without a name at /v1/models")
+        return name
+
+    def chat(self, model: str, question: Question) -> Answer:
+        """Ask one question.
+
+        Args:
+            model: Its name.
+            question: The question.
+
+        Raises:
+            ServerError: No answer in time, or none at all.
+            BadAnswer: Something that is no answer.
+        """
+        asked = {
+            "model": model,
+            "messages": [{"role": "user", "content": question.text}],
+            "temperature": 0,
+            "max_tokens": question.max_tokens,
+            "stream": question.stream,
+        }
+        body, seconds = self._ask("POST", CHAT, asked)
+        text, finish = _streamed(body) if question.stream else _whole(body)
+        return Answer(text=text, finish=finish, seconds=seconds)
+
+    def _ask(self, method: str, path: str, data: Any) -> tuple[bytes, float]:
+        """Send a request and read all of its answer, within the time for both.
+
+        The time limits of sockets begin anew with each byte; a thread is waited for instead.
+        """
+        # Proxies of the environment are for the internet, not for the server at hand.
+        client = httpx.Client(
+            timeout=self._timeout + _LONGER,
+            trust_env=False,
+            headers=self._headers,
+            verify=self._tls,
+        )
+        done: queue.Queue[bytes | Exception] = queue.Queue()
+        started = time.monotonic()
+        thread = threading.Thread(
+            target=_fetch, args=(client, method, self.url + path, data, done), daemon=True
+        )
+        thread.start()
+        try:
+            found = done.get(timeout=self._timeout)
+        except queue.Empty:
+            raise ServerError(
+                f"no answer from {self.url}{path} within {self._timeout:g} s",
+                why="it is too slow, it hangs, or it is loading a model",
+                fix="look at its log: python3 orchestrator.py explain LOG; more time: --timeout",
+            ) from None
+        finally:
+            # Ends the thread's request where it still runs.
+            with suppress(Exception):
+                client.close()
+        if isinstance(found, httpx.HTTPError):
+            raise ServerError(
+                f"no answer from {self.url}{path}",
+                why=str(found) or type(found).__name__,
+                fix="is it running, and is this its address? Its log: python3 orchestrator.py "
+                "explain LOG",
+            ) from found
+        if isinstance(found, Exception):
+            raise found
+        return found, time.monotonic() - started
+
+
+def _fetch(
+    client: httpx.Client, method: str, url: str, data: Any, done: queue.Queue[bytes | Exception]
+) -> None:
+    try:
+        with client.stream(method, url, json=data) as answer:
+            body = b""
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise BadAnswer(f"its answer has more than {_MOST_BYTES >> 20} MiB")
+            if answer.status_code >= 500 or answer.status_code == 429:
+                # What a starting, dying or overloaded server says: as good as no answer.
+                message = f"HTTP {answer.status_code}: {_start(body)}"
+                raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
+            if answer.status_code != 200:
+                raise BadAnswer(f"HTTP {answer.status_code}: {_start(body)}")
+            done.put(body)
+    except (BadAnswer, httpx.HTTPError) as error:
+        done.put(error)
+    except Exception as error:
+        done.put(BadAnswer(f"{type(error).__name__}: {error}"))
+
+
+def _start(body: bytes) -> str:
+    return " ".join(body[:200].decode("utf-8", errors="replace").split()) or "no text"
+
+
+def _whole(body: bytes) -> tuple[str, str]:
+    try:
+        choice = json.loads(body)["choices"][0]
+        text, finish = choice["message"]["content"], choice["finish_reason"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadAnswer(f"its answer is no chat completion: {_start(body)}") from error
+    return _text(text), _finish(finish)
+
+
+def _streamed(body: bytes) -> tuple[str, str]:
+    text, finish, over = "", "", False
+    for event in _events(body):
+        if event == "[DONE]":
+            over = True
+            break
+        try:
+            part = json.loads(event)
+            if "error" in part:
+                raise BadAnswer(f"its stream has an error: {_start(event.encode())}")
+            for choice in part["choices"]:
+                text += _text(choice.get("delta", {}).get("content"))
+                finish = _finish(choice.get("finish_reason")) or finish
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadAnswer(f"its stream is none of chat: {_start(event.encode())}") from error
+    if not over:
+        raise BadAnswer("its stream ended without [DONE]")
+    return text, finish
+
+
+def _events(body: bytes) -> Iterator[str]:
+    """The data of server-sent events; comments and other fields are skipped."""
+    for line in body.decode("utf-8", errors="replace").splitlines():
+        if line.startswith("data:"):
+            yield line.removeprefix("data:").strip()
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadAnswer("the content of its answer is no text")
+    return value
+
+
+def _finish(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,431 @@
+"""``health`` against real HTTP servers: sane ones pass, all others fail for the right reason."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
+
+from sm75.errors import UsageError
+from sm75.health import check, client, text
+from sm75.health.client import Answer, Server, base_url
+from sm75.health.questions import choose
+from tests.unit import healthcorpus
+from tests.unit.commandkit import Runner
+
+SKY = healthcorpus.written()[18:]
+
+
+def sane(question: str, r: random.Random) -> str:
+    """What a working model says."""
+    if numbers := re.findall(r"\d+", question):
+        number = sum(map(int, numbers))
+        return r.choice(["{}", "{}.", "**{}**", "The answer is {}."]).format(number)
+    return r.choice(["Paris", "Paris.", "**Paris**"]) if "France" in question else r.choice(SKY)
+
+
+def completion(said: Any, finish: Any = "stop") -> dict[str, Any]:
+    return {"choices": [{"message": {"content": said}, "finish_reason": finish}]}
+
+
+def stream(said: str, finish: Any = "stop", *, done: bool = True) -> Response:
+    pieces = [said[n : n + 7] for n in range(0, len(said), 7)]
+    events = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+    events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return Response("".join(lines) + ("data: [DONE]\n\n" if done else ""))
+
+
+Speaker = Callable[[str], tuple[Any, Any]]
+
+
+@pytest.fixture
+def serve(httpserver: HTTPServer) -> Callable[[Speaker], str]:
+    """Serve what a speaker says, whole or in a stream as it is asked for; the server's URL."""
+
+    def start(speaker: Speaker) -> str:
+        def handle(request: Request) -> Response:
+            asked = json.loads(request.data)
+            assert asked["model"] == "tiny"
+            assert asked["temperature"] == 0
+            said, finish = speaker(asked["messages"][0]["content"])
+            if asked["stream"]:
+                return stream(said or "", finish)
+            return Response(json.dumps(completion(said, finish)))
+
+        httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+        httpserver.expect_request(client.CHAT, method="POST").respond_with_handler(handle)
+        return httpserver.url_for("").rstrip("/")
+
+    return start
+
+
+def ask(url: str, timeout: float = 5.0) -> check.Health:
+    return check.check(Server(url, timeout=timeout))
+
+
+def test_a_sane_server_passes_a_hundred_times(serve: Callable[[Speaker], str]) -> None:
+    r = random.Random(1)
+    url = serve(lambda question: (sane(question, r), "stop"))
+    verdicts = [ask(url) for _ in range(100)]
+    assert [one.verdict for one in verdicts if not one.well] == []
+    assert verdicts[0].exit_code == 0
+
+
+@pytest.mark.parametrize("kind", healthcorpus.BROKEN)
+def test_every_kind_of_broken_model_fails_every_time(
+    serve: Callable[[Speaker], str], kind: str
+) -> None:
+    """Words in no order have the statistics of English; the known answers see them."""
+    texts = iter(healthcorpus.broken(kind, 60, seed=7))
+    url = serve(lambda question: (next(texts), "length"))
+    assert [ask(url).exit_code for _ in range(20)] == [1] * 20
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("said", "finish", "says"),
+    [
+        ("", "stop", "it is empty"),
+        (None, "stop", "it is empty"),
+        (": ok" * 12, "stop", "it repeats itself: : ok"),
+        ("<pad><pad><pad>", "stop", "control tokens: <pad>"),
+        ("!!!!!!!!!!!!!!!!!!", "length", "it repeats one character"),
+        ("sky\x00\x01", "stop", "control characters: U+0000"),
+        (None, None, "does not say why it ended"),
+        ("RIGHT", "abort", "it ended by 'abort'"),
+        ("RIGHT", "error", "it ended by 'error'"),
+        ("RIGHT", "content_filter", "it ended by 'content_filter'"),
+        ("RIGHT", None, "does not say why it ended"),
+        ("I cannot say.", "stop", "it is not the answer"),
+    ],
+)
+def test_one_bad_answer_of_three_is_enough(
+    serve: Callable[[Speaker], str], said: Any, finish: Any, says: str, place: int
+) -> None:
+    r = random.Random(2)
+    asked: list[str] = []
+
+    def speak(question: str) -> tuple[Any, Any]:
+        asked.append(question)
+        right = sane(question, r)
+        if len(asked) != place + 1:
+            return right, "stop"
+        return (right if said == "RIGHT" else said), finish
+
+    health = ask(serve(speak))
+    assert health.exit_code == 1
+    assert [bool(one.faults) for one in health.judged] == [n == place for n in range(3)]
+    assert says in " ".join(health.judged[place].faults)
+    assert "NOT well" in health.verdict
+
+
+def test_a_cut_explanation_is_good_and_a_cut_word_is_not(serve: Callable[[Speaker], str]) -> None:
+    r = random.Random(3)
+    health = ask(serve(lambda question: (sane(question, r), "length")))
+    assert [bool(one.faults) for one in health.judged] == [True, True, False]
+    assert "did not end within 48 tokens" in health.judged[0].faults[0]
+
+
+def test_a_canned_answer_fails(serve: Callable[[Speaker], str]) -> None:
+    """One that was right once."""
+    first, second = choose(1), choose(2)
+    assert first[0].text != second[0].text
+    answer = Answer(text=first[0].expected, finish="stop", seconds=0.1)
+    assert check.judge(first[0], answer) == ()
+    assert check.judge(second[0], answer)
+
+
+@contextmanager
+def raw_server(behave: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
+    """A server that does what HTTP servers do not; the models it lists are right."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def one(peer: socket.socket) -> None:
+        with peer:
+            head = peer.recv(65536)
+            if head.startswith(b"GET /v1/models"):
+                body = b'{"data": [{"id": "tiny"}]}'
+                length = b"Content-Length: %d\r\n\r\n" % len(body)
+                peer.sendall(b"HTTP/1.1 200 OK\r\n" + length + body)
+            else:
+                behave(peer, head)
+
+    def loop() -> None:
+        while not over.is_set():
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=one, args=(peer,), daemon=True).start()
+
+    threading.Thread(target=loop, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        listener.close()
+
+
+def _hang(peer: socket.socket, head: bytes) -> None:
+    time.sleep(30)
+
+
+def _drip(peer: socket.socket, head: bytes) -> None:
+    """A byte now and then: no time limit of a socket ends it."""
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    with suppress(OSError):
+        for _ in range(600):
+            peer.sendall(b" ")
+            time.sleep(0.05)
+
+
+def _drip_head(peer: socket.socket, head: bytes) -> None:
+    with suppress(OSError):
+        for _ in range(600):
+            peer.sendall(b"H")
+            time.sleep(0.05)
+
+
+def _die(peer: socket.socket, head: bytes) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def _half(peer: socket.socket, head: bytes) -> None:
+    peer.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"choices": [{"mes')
+
+
+def _half_closed(peer: socket.socket, head: bytes) -> None:
+    """It says that no more will come, and stays."""
+    peer.shutdown(socket.SHUT_WR)
+    time.sleep(5)
+
+
+def _no_http(peer: socket.socket, head: bytes) -> None:
+    peer.sendall(b"220 smtp ready\r\n")
+
+
+def _http_503(peer: socket.socket, head: bytes) -> None:
+    peer.sendall(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 7\r\n\r\nloading")
+
+
+@pytest.mark.parametrize(
+    ("behave", "says"),
+    [
+        (_hang, "within 1 s"),
+        (_drip, "within 1 s"),
+        (_drip_head, ""),
+        (_die, "no answer"),
+        (_half, "no answer"),
+        (_half_closed, "no answer"),
+        (_no_http, "no answer"),
+        (_http_503, "HTTP 503: loading"),
+    ],
+)
+def test_servers_that_do_not_answer(
+    behave: Callable[[socket.socket, bytes], None], says: str
+) -> None:
+    with raw_server(behave) as url:
+        started = time.monotonic()
+        health = ask(url, timeout=1.0)
+        assert time.monotonic() - started < 3
+    assert health.exit_code == 11
+    assert says in health.silent
+    assert health.silent.startswith("no answer from http://127.0.0.1")
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    health = ask(f"http://127.0.0.1:{port}")
+    assert health.exit_code == 11
+    assert "refused" in health.silent
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"object": "error", "message": "no such model"}', 200, "no chat completion"),
+        (b'{"choices": []}', 200, "no chat completion"),
+        (b"<html>It works!</html>", 200, "no chat completion"),
+        (b"\xff\xfe\x00", 200, "no chat completion"),
+        (b'{"choices": [{"message": {"content": 42}, "finish_reason": "stop"}]}', 200, "no text"),
+        (b'{"detail": "Not Found"}', 404, "HTTP 404"),
+        (b"", 401, "HTTP 401: no text"),
+        (b"x" * (3 << 20), 200, "more than 1 MiB"),
+        (b"", 302, "HTTP 302"),
+    ],
+)
+def test_servers_that_lie(httpserver: HTTPServer, body: bytes, status: int, says: str) -> None:
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    httpserver.expect_request(client.CHAT).respond_with_data(body, status=status)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.exit_code == 1
+    assert says in health.judged[0].faults[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("data: {\n\ndata: [DONE]\n\n", "stream is none of chat"),
+        ('data: {"choices": 5}\n\ndata: [DONE]\n\n', "stream is none of chat"),
+        ('data: {"error": "out of memory"}\n\ndata: [DONE]\n\n', "stream has an error"),
+        ('data: {"choices": [{"delta": {"content": "The sk"}}]}\n\n', "without [DONE]"),
+        ("", "without [DONE]"),
+        ("data: [DONE]\n\n", "it is empty"),
+        ("garbage\x00\x01" * 50, "without [DONE]"),
+    ],
+)
+def test_streams_of_garbage(httpserver: HTTPServer, body: str, says: str) -> None:
+    r = random.Random(4)
+
+    def handle(request: Request) -> Response:
+        asked = json.loads(request.data)
+        if asked["stream"]:
+            return Response(body)
+        return Response(json.dumps(completion(sane(asked["messages"][0]["content"], r))))
+
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    httpserver.expect_request(client.CHAT).respond_with_handler(handle)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.exit_code == 1
+    assert says in health.judged[2].faults[0]
+
+
+@pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{"id": 5}]}, [1]])
+def test_a_server_without_models(httpserver: HTTPServer, models: Any) -> None:
+    httpserver.expect_request("/v1/models").respond_with_json(models)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.exit_code == 1
+    assert "model" in health.verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://h:8000/", "http://h:8000"),
+        ("http://h/v1", "http://h"),
+        ("https://h/x/v1/chat/completions", "https://h/x"),
+    ],
+)
+def test_urls(given: str, base: str) -> None:
+    assert base_url(given) == base
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("http://h:8000/v1/completions", "without the chat template"),
+        ("http://h:8000/health", "while its process lives"),
+        ("ftp://h", ""),
+        ("http://", ""),
+        ("http://h:99999", ""),
+    ],
+)
+def test_what_is_no_sign_of_health_is_refused(run: Runner, given: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        base_url(given)
+    assert why in caught.value.why
+    assert run("health", "--url", given).code == 2
+
+
+def test_rates_of_the_judgement_of_text_alone() -> None:
+    """docs/health.md has the figures of a larger run; these are its bounds."""
+    assert [one for one in healthcorpus.written() if text.faults(one)] == []
+    prose = healthcorpus.prose()
+    assert len(prose) > 1000
+    assert sum(bool(text.faults(one)) for one in prose) / len(prose) < 0.01
+    least = {"random words": 0.95, "random unicode": 0.99, "shuffled words": 0.0}
+    for kind in healthcorpus.BROKEN:
+        texts = healthcorpus.broken(kind, 200, seed=3)
+        seen = sum(bool(text.faults(one)) for one in texts) / len(texts)
+        assert seen >= least.get(kind, 1.0), kind
+
+
+def test_hostile_texts_are_judged_soon() -> None:
+    for hostile in ("ab" * 500_000, "a " * 300_000, "<" * 500_000, "<|" * 300_000, "x" * 1_000_000):
+        started = time.process_time()
+        assert text.faults(hostile)
+        assert time.process_time() - started < 10
+
+
+def health_of(code: int, verdict: str = "x") -> check.Health:
+    faults = ("it is empty",) if code == 1 else ()
+    judged = check.Judged(question="?", answer=None, faults=faults)
+    return check.Health(url="u", model="m", judged=(judged,), silent=verdict if code == 11 else "")
+
+
+def test_watch_ends_after_failures_in_a_row_and_speaks_of_changes() -> None:
+    codes = [0, 0, 1, 0, 1, 1, 11]
+    answers = iter(map(health_of, codes))
+    said: list[int] = []
+    slept: list[float] = []
+    last = check.watch(
+        lambda: next(answers), lambda h: said.append(h.exit_code), interval=7, failures=3,
+        sleep=slept.append,
+    )  # fmt: skip
+    assert last.exit_code == 11
+    assert said == [0, 1, 0, 1, 11]
+    assert slept == [7.0] * 6
+
+
+def test_waiting_is_for_an_answer_not_for_sense() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    answers = iter([health_of(11), health_of(11), health_of(1)])
+    assert check.wait(lambda: next(answers), 60, clock=lambda: now[0], sleep=sleep).exit_code == 1
+    now[0] = 0.0
+    assert check.wait(lambda: health_of(11), 10, clock=lambda: now[0], sleep=sleep).silent
+    assert now[0] == 10.0
+
+
+def test_the_run(
+    run: Runner, serve: Callable[[Speaker], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    r = random.Random(6)
+    wrong: list[str] = []
+
+    def speak(question: str) -> tuple[str, str]:
+        return (wrong[0] if wrong else sane(question, r)), "stop"
+
+    url = serve(speak)
+    # Proxies are for the internet.
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    ended = run("health", "--url", url)
+    assert ended.code == 0
+    assert "is well (3 answers read" in ended.out
+    assert run("health", "--url", url, "--json").json["well"] is True
+    wrong.append("ok: " * 20)
+    ended = run("health", "--url", url, "--watch", "--interval", "0", "--failures", "2")
+    assert ended.code == 1
+    assert ended.out.count("NOT well") == 1
+    found = run("health", "--url", url, "--json").json
+    assert found["exit_code"] == 1
+    assert found["questions"][0]["answer"] == "ok: " * 20
+
+
+def test_a_key_is_sent(
+    httpserver: HTTPServer, run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    httpserver.expect_request(
+        "/v1/models", headers={"Authorization": "Bearer secret"}
+    ).respond_with_json({"data": []})
+    ended = run("health", "--url", httpserver.url_for("").rstrip("/"))
+    assert "lists no model" in ended.out
+    assert "secret" not in ended.out + ended.err
