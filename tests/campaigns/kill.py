@@ -59,7 +59,7 @@ def examine(place: Place, where: Path, what: str) -> str:
 
 def by_time(place: Place, times: int, seed: int) -> Counter[str]:
     """Kill at moments of which there is one in each of ``times`` equal parts of a run."""
-    chance = random.Random(f"{seed} {place.job}")  # noqa: S311
+    chance = random.Random(f"{seed} {place.job}")
     states: Counter[str] = Counter()
     for number in range(times):
         if number % 10 == 0:  # other programs run on this machine, more or fewer of them
