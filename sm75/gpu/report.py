@@ -12,10 +12,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sm75 import atomic
 from sm75.errors import CheckFailed, ToolchainError, UsageError
-from sm75.gpu import bundles, prepare
+from sm75.gpu import bundles, judge, prepare
 from sm75.lockfile import ReleaseLock, load_target
 from sm75.progress import make_reporter
 from sm75.store import Store
@@ -122,12 +123,13 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     try:
         report: dict[str, Any] = json.loads(path.read_bytes())
-        report["passed"] = bundles.passed(report["results"])
+        judge.judge(report)
         bundles.summary(report)
-        _by_side(report)
+        numbers(report)
+        times(report)
     except OSError as error:
         raise UsageError(f"{path} cannot be read", why=str(error.strerror)) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is no result of verify --gpu", why=f"{type(error).__name__}: {error}",
             fix="python3 BUNDLE --json FILE writes one",
@@ -147,25 +149,15 @@ def _show(report: dict[str, Any], *, as_json: bool) -> int:
     if any("ms" in one for one in report["results"]):
         console.print(times(report))
     for one in report["results"]:
-        if not one.get("passed", "refused" in one and one["side"] != "patched"):
-            console.print(f"[red]wrong[/]: {one['side']}, {one['trial']}: {_fault(one)}",
-                          highlight=False)  # fmt: skip
-    console.print(bundles.summary(report), highlight=False)
+        if one["fault"]:
+            console.print(
+                f"wrong: {one['side']}, {one['trial']}: {one['fault']}", style="red",
+                highlight=False, markup=False,
+            )  # fmt: skip
+    for fault in report["faults"]:
+        console.print(f"wrong: {fault}", style="red", highlight=False, markup=False)
+    console.print(bundles.summary(report), highlight=False, markup=False)
     return 0 if report["passed"] else 1
-
-
-def _fault(one: Mapping[str, Any]) -> str:
-    if "broke" in one:
-        return f"ended with code {one['broke']}"
-    if "refused" in one:
-        return str(one["refused"])
-    if "missing" in one:
-        return f"{one['missing']} launches that were prepared were not made"
-    if one["max_error"] is None:
-        return "the result holds what is not a number"
-    if one["cache_error"] > bundles.CACHE_ERROR:
-        return f"the cache is off by {one['cache_error']:.1e}"
-    return f"off by {one['max_error']:.1e}, {one['tolerance']:.0e} is allowed"
 
 
 def _by_side(report: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -176,7 +168,7 @@ def _by_side(report: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]
 
 
 def _most(one: Mapping[str, Any]) -> str:
-    return str(max(launch["shared"] for launch in one["launches"])) if "launches" in one else ""
+    return str(max(launch["shared"] for launch in one["launches"])) if one.get("launches") else ""
 
 
 def _warps(one: Mapping[str, Any]) -> str:
@@ -204,7 +196,7 @@ def numbers(report: Mapping[str, Any]) -> Table:
         f"{report.get('subject', '')}: sm_75 PTX of Triton {report.get('triton', '')} on "
         f"{report.get('gpu', '?')}, driver {report.get('driver', '?')}"
     )
-    out = Table(title=title, header_style="bold", box=None, pad_edge=False)
+    out = Table(title=Text(title), header_style="bold", box=None, pad_edge=False)
     out.add_column("trial", no_wrap=True)
     for side in ("patched", "unpatched"):
         for name in ("shared B", "warps", "max error", "mean error"):
@@ -231,7 +223,7 @@ def times(report: Mapping[str, Any]) -> Table:
         out.add_column(name, justify="right")
     for trial, sides in _by_side(report).items():
         for side, one in sides.items():
-            if "ms" not in one:
+            if "ms" not in one or not one["launches"]:
                 continue
             main = _attention(one["launches"])
             held = one["blocks"][one["launches"].index(main)]

@@ -10,24 +10,9 @@ from typing import Any
 import torch
 
 from sm75.gpu import bundles, reference, trials
-from sm75.gpu.trials import Trial
+from sm75.gpu.trials import BFLOAT16_HEAD, Trial, tolerance
 from sm75.smem.cases import INT4
 from sm75.smem.inputs import BLOCK
-
-# Largest difference from the reference that passes, for values of size 1 (keys, values and queries
-# are standard normal): float16 rounds outputs up to 4 by 0.001 and softmax weights by 0.0005 of
-# themselves. The INT4 cache rounds queries and outputs once more, in the rotated space, and up to
-# head 128 vLLM rotates in bfloat16, with 8 bits.
-TOLERANCE = {"none": 4e-3, "auto": 4e-3, "int8": 4e-3, "int4": 8e-3}
-TOLERANCE_BFLOAT16 = 4e-2
-BFLOAT16_HEAD = 128
-
-
-def tolerance(trial: Trial) -> float:
-    """Largest difference from the reference that passes."""
-    if trial.cache == "int4" and trial.layer.head <= BFLOAT16_HEAD:
-        return TOLERANCE_BFLOAT16
-    return TOLERANCE[trial.cache]
 
 
 class Numbers:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,25 +198,80 @@ def test_unpatched_may_not_fit() -> None:
     assert bundles.passed([gpukit.result(), refused])
 
 
-def test_tables_show_both_sides_and_times(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    timed: dict[str, Any] = {"timed": True, "ms": 1.5, "ms_blocks_as_t4g": 4.25,
-             "blocks": [{"here": 3, "t4g": 1, "bound": 1}]}  # fmt: skip
-    path = tmp_path / "result.json"
-    results = [gpukit.result(**timed), gpukit.result("unpatched", max_error=2e-3)]
-    path.write_text(json.dumps(gpukit.report(*results)))
+EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-11-30.json"
+
+
+def _shown(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = report.run_and_print(
         ROOT, load_release(ROOT, None), None, None,  # type: ignore[arg-type]
         bundle=None, result=path, as_json=False,
     )  # fmt: skip
-    shown = capsys.readouterr().out
+    return code, capsys.readouterr().out
+
+
+def test_tables_show_both_sides_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+    """The committed evidence: it is whole, and right."""
+    code, shown = _shown(EVIDENCE, capsys)
     assert code == 0
-    for text in ("1.0e-03", "2.0e-03", "1.500", "4.250", "all right", "NVIDIA H200"):
+    for text in (
+        "NVIDIA H200",
+        "98304",
+        "65536",
+        "patched",
+        "ms as T4G",
+        "274 trials",
+        "all right",
+    ):
         assert text in shown
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"results": [{"side": "patched"}]}'])
+def _first(results: list[dict[str, Any]], side: str = "patched") -> dict[str, Any]:
+    return next(one for one in results if one["side"] == side and "launches" in one)
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "error": (lambda r: _first(r["results"]).update(max_error=9.0), "off by 9.0e+00"),
+    "nan": (lambda r: _first(r["results"]).update(max_error=float("nan")), "not a number"),
+    "cache": (lambda r: _first(r["results"]).update(cache_error=99), "the cache is off"),
+    "tolerance": (
+        lambda r: _first(r["results"]).update(tolerance=10.0, max_error=9.0), "4e-03 is allowed"
+    ),
+    "shared": (
+        lambda r: _first(r["results"])["launches"][0].update(shared=99_999), "99999 bytes of shared"
+    ),
+    "empty launch": (lambda r: _first(r["results"]).update(launches=[]), "nothing was launched"),
+    "few": (lambda r: r.update(results=r["results"][:3]), "trials are missing"),
+    "one again and again": (
+        lambda r: r.update(results=[r["results"][0]] * len(r["results"])), "stand twice"
+    ),
+    "another target": (lambda r: r.update(target="sm_90"), "its kernels are for 'sm_90'"),
+    "another schema": (lambda r: r.update(schema=99), "it is of schema 99"),
+    "no gpu": (lambda r: r.pop("gpu"), "it does not say its gpu"),
+    "escapes": (lambda r: r.update(gpu="[red]\x1b[31m"), "it does not say its gpu"),
+    "refused": (
+        lambda r: r["results"].append({**_first(r["results"]), "trial": "x", "refused": "no"}), "no"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_the_verdict_is_made_of_the_numbers(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge, said = FORGERIES[kind]
+    forged = json.loads(EVIDENCE.read_bytes())
+    forge(forged)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(forged))
+    code, shown = _shown(path, capsys)
+    assert code == 1
+    assert said in shown
+    assert "WRONG" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"results": [{"side": "patched"}]}', "[" * 200_000]
+)
 def test_other_files_are_no_results(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_text(text)
