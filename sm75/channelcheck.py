@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -211,12 +212,34 @@ def check_listed(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
             )
 
 
+def entries(channel: Path) -> Iterator[Path]:
+    """Give what lies in a channel and in its directories, sorted; links are followed.
+
+    Leftovers of killed runs are left out. A directory in a directory comes as it is: no channel has
+    one, and it may lead anywhere.
+    """
+    for path in sorted(channel.iterdir()):
+        if path.name.startswith(TMP_PREFIX):
+            continue
+        if path.is_dir():
+            yield from sorted(path.iterdir())
+        else:
+            yield path
+
+
 def _check_unlisted(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
-    for path in sorted(channel.rglob("*")):
+    for path in entries(channel):
         rel = relative(channel, path)
-        own = rel in (SUMS, LOCK) or path.name == REPODATA or rel.startswith(TMP_PREFIX)
-        if path.is_file() and not own and rel not in sums:
+        if path.is_dir():
+            yield Problem(path=rel, kind="extra", detail="a directory that no channel has")
+        elif not path.is_file():
+            yield Problem(path=rel, kind="extra", detail="no regular file")
+        elif rel not in (SUMS, LOCK) and not _is_index(rel) and rel not in sums:
             yield Problem(path=rel, kind="extra", detail=f"not listed in {SUMS}")
+
+
+def _is_index(rel: str) -> bool:
+    return rel.count("/") == 1 and rel.endswith(f"/{REPODATA}")
 
 
 def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterator[Problem]:
@@ -270,6 +293,22 @@ def _check_index(channel: Path, subdir: Path) -> Iterator[Problem]:
             )
 
 
+def count(problems: Sequence[Problem]) -> str:
+    """Say how many faults these are."""
+    return "a fault" if len(problems) == 1 else f"{len(problems)} faults"
+
+
+def advice(problems: Sequence[Problem]) -> str:
+    """Say what mends these faults."""
+    if any(problem.path == "." for problem in problems):
+        return "name a channel: --channel DIR"
+    if all(problem.kind == "extra" for problem in problems):
+        return "move the named files away, or build again: a killed run may have left them"
+    if any(problem.kind == "missing" for problem in problems):
+        return "copy the channel anew, or build it into a new directory"
+    return "remove the named files and build again, or copy the channel anew"
+
+
 def verify_channel(channel: Path) -> list[Problem]:
     """Check every file of a channel against ``SHA256SUMS`` and the index.
 
@@ -278,9 +317,23 @@ def verify_channel(channel: Path) -> list[Problem]:
 
     Returns:
         The faults, sorted; empty when all is well.
+
+    Raises:
+        ChannelError: A file or directory cannot be read.
     """
     if not channel.is_dir():
         return [Problem(path=".", kind="missing", detail="there is no such channel")]
+    try:
+        return _faults(channel)
+    except OSError as err:  # of a file that vanishes or may not be read
+        raise ChannelError(
+            f"{channel} cannot be read", why=f"{err.filename}: {os.strerror(err.errno or 0)}"
+        ) from err
+
+
+def _faults(channel: Path) -> list[Problem]:
+    if not (channel / SUMS).exists() and not any(channel.glob(f"*/{REPODATA}")):
+        return [Problem(path=".", kind="missing", detail=f"no {SUMS}, no {REPODATA}: no channel")]
     found: set[Problem] = set()
     if not (channel / SUMS).exists():
         found.add(Problem(path=SUMS, kind="missing"))

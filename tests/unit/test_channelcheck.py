@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +104,56 @@ def test_what_a_build_believes_is_there(channel: Path, name: str) -> None:
     edit(channel, EDITS[name][0])
     with pytest.raises(ChannelError, match="is damaged, or what the channel says of it"):
         holds(channel, f"{SUBDIR}/{NUMPY}")
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(0, "it waits", "")
+
+
+@pytest.mark.parametrize("name", ["noarch/repodata.json", "SHA256SUMS", f"{SUBDIR}/{NUMPY}"])
+def test_a_pipe(channel: Path, name: str) -> None:
+    """To read one is to wait for ever."""
+    (channel / name).unlink()
+    os.mkfifo(channel / name)
+    before = signal.signal(signal.SIGALRM, _late)
+    signal.alarm(20)
+    try:
+        assert any(p.path == name for p in verify_channel(channel))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["repodata.json", f"{SUBDIR}/x/repodata.json", "x/y.json"])
+def test_a_stray_file(channel: Path, name: str) -> None:
+    """Also one that is called as an index is."""
+    (channel / name).parent.mkdir(exist_ok=True)
+    (channel / name).write_text("{}")
+    shown = name.rpartition("/")[0] if name.count("/") == 2 else name
+    assert any(p.path == shown and p.kind == "extra" for p in verify_channel(channel))
+
+
+def test_a_pipe_beside_the_packages(channel: Path) -> None:
+    os.mkfifo(channel / "pipe")
+    (channel / "to-nothing").symlink_to("nothing")
+    assert [(p.path, p.detail) for p in verify_channel(channel)] == [
+        ("pipe", "no regular file"), ("to-nothing", "no regular file")
+    ]  # fmt: skip
+
+
+def test_a_file_that_cannot_be_read(channel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> str:
+        raise PermissionError(13, "x", str(path))
+
+    monkeypatch.setattr("sm75.channelcheck.sha256_file", refused)
+    with pytest.raises(ChannelError, match="cannot be read") as caught:
+        verify_channel(channel)
+    assert "Permission denied" in caught.value.why
+
+
+def test_a_linked_directory_is_looked_into(channel: Path, tmp_path: Path) -> None:
+    (channel / SUBDIR).rename(tmp_path / "away")
+    (channel / SUBDIR).symlink_to(tmp_path / "away")
+    assert verify_channel(channel) == []
+    (channel / SUBDIR / "stray").write_text("")
+    assert [p.path for p in verify_channel(channel)] == [f"{SUBDIR}/stray"]
