@@ -690,7 +690,7 @@ def channel_group() -> None:
 @_shared("channel", "json")
 def channel_verify(channel: Path, as_json: bool) -> None:
     """Check every file against SHA256SUMS and the index (conda does not, for file channels)."""
-    from sm75.channelcheck import verify_channel
+    from sm75.channelcheck import advice, count, verify_channel
     from sm75.errors import ChannelError
 
     if not channel.is_dir():
@@ -702,9 +702,9 @@ def channel_verify(channel: Path, as_json: bool) -> None:
         _print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
     if problems:
         raise ChannelError(
-            f"{channel} has {len(problems)} faults",
+            f"{channel} has {count(problems)}",
             why="; ".join(str(problem) for problem in problems[:10]),
-            fix="remove the named files and build again, or copy the channel anew",
+            fix=advice(problems),
         )
     if not as_json:
         click.echo(f"channel: every file in {channel} is as SHA256SUMS and the index say")

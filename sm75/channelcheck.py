@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +13,15 @@ from typing import Any, Literal
 import msgspec
 
 from sm75.atomic import TMP_PREFIX
-from sm75.condapkg import read_info
+from sm75.condapkg import canonical_json, read_info
 from sm75.errors import ChannelError
 
 SUMS = "SHA256SUMS"
 LOCK = ".lock"
 REPODATA = "repodata.json"
+
+# What a record says of the file; all else of it is the package's own index.json.
+_OF_THE_FILE = frozenset({"md5", "sha256", "size"})
 
 # What solvers read. A record must have it as the package's own index.json has it, or lack it too.
 _SOLVED_BY = frozenset(
@@ -54,15 +58,58 @@ class Problem:
 
 
 class _Index(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a repodata.json, as far as a check needs it."""
+    """A repodata.json, of the shape that our indexing writes but for ``other``."""
 
     info: dict[str, Any]
     packages: dict[str, dict[str, Any]]
     conda: dict[str, dict[str, Any]] = msgspec.field(name="packages.conda")
+    version: Any = msgspec.field(name="repodata_version", default=1)
+    v3: Any = msgspec.field(default_factory=dict)
+    # Keys that are none of these, and whether the text has more than its values.
+    other: tuple[str, ...] = ()
+    plain: bool = True
+
+
+_KEYS = frozenset({"info", "packages", "packages.conda", "repodata_version", "v3"})
 
 
 def _read_index(subdir: Path) -> _Index:
-    return msgspec.json.decode((subdir / REPODATA).read_bytes(), type=_Index)
+    path = subdir / REPODATA
+    if path.exists() and not path.is_file():  # to read a pipe is to wait
+        raise ValueError("no regular file")
+    raw = path.read_bytes()
+    data = msgspec.json.decode(raw, type=dict[str, Any])
+    known = {key: value for key, value in data.items() if key in _KEYS}
+    return msgspec.structs.replace(
+        msgspec.convert(known, _Index),
+        other=tuple(sorted(data.keys() - _KEYS)),
+        plain=raw == canonical_json(data),
+    )
+
+
+def _check_shape(index: _Index, subdir: str) -> Iterator[Problem]:
+    """Compare all but the records with what our indexing writes.
+
+    Clients know more than it writes: places elsewhere (``info.base_url``, CEP 15), records under
+    other keys. Where it says what ours never does, it is not ours.
+    """
+    wrong = [f"has {key!r}, which our indexes never have" for key in index.other]
+    if index.info != {"subdir": subdir}:
+        wrong.append(f"info: expected only subdir {subdir}, got {str(index.info)[:200]}")
+    if index.packages:
+        wrong.append(f"lists under packages, where ours lists nothing: {_few(index.packages)}")
+    if index.v3 != {}:
+        wrong.append("lists under v3, where ours lists nothing")
+    if index.version != 1:
+        wrong.append(f"repodata_version: expected 1, got {str(index.version)[:20]}")
+    if not (wrong or index.plain):
+        wrong.append("is not as our indexing writes it: edited, or it has a key twice")
+    for detail in wrong:
+        yield Problem(path=f"{subdir}/{REPODATA}", kind="index", detail=detail)
+
+
+def _few(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
 
 
 def sha256_file(path: Path) -> str:
@@ -97,6 +144,8 @@ def read_sums(channel: Path) -> dict[str, str]:
     path = channel / SUMS
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise ChannelError(f"{path} cannot be read", why="it is no regular file")
     sums = {}
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         found = re.fullmatch(r"([0-9a-f]{64})  (\S.*)", line)
@@ -163,16 +212,38 @@ def check_listed(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
             )
 
 
+def entries(channel: Path) -> Iterator[Path]:
+    """Give what lies in a channel and in its directories, sorted; links are followed.
+
+    Leftovers of killed runs are left out. A directory in a directory comes as it is: no channel has
+    one, and it may lead anywhere.
+    """
+    for path in sorted(channel.iterdir()):
+        if path.name.startswith(TMP_PREFIX):
+            continue
+        if path.is_dir():
+            yield from sorted(path.iterdir())
+        else:
+            yield path
+
+
 def _check_unlisted(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
-    for path in sorted(channel.rglob("*")):
+    for path in entries(channel):
         rel = relative(channel, path)
-        own = rel in (SUMS, LOCK) or path.name == REPODATA or rel.startswith(TMP_PREFIX)
-        if path.is_file() and not own and rel not in sums:
+        if path.is_dir():
+            yield Problem(path=rel, kind="extra", detail="a directory that no channel has")
+        elif not path.is_file():
+            yield Problem(path=rel, kind="extra", detail="no regular file")
+        elif rel not in (SUMS, LOCK) and not _is_index(rel) and rel not in sums:
             yield Problem(path=rel, kind="extra", detail=f"not listed in {SUMS}")
 
 
+def _is_index(rel: str) -> bool:
+    return rel.count("/") == 1 and rel.endswith(f"/{REPODATA}")
+
+
 def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterator[Problem]:
-    if not is_inside(rel):
+    if not is_inside(rel) or not rel.endswith(".conda"):
         yield Problem(path=rel, kind="index", detail="names no file of the channel")
         return
     path = channel / rel
@@ -190,10 +261,10 @@ def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterato
         return
     with path.open("rb") as handle:
         md5 = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if record.get("md5", md5) != md5:
+    if record.get("md5") != md5:
         yield Problem(path=rel, kind="index", detail=f"md5: index {record.get('md5')}, {md5}")
     described = read_info(path)["index"]
-    for key in sorted(_SOLVED_BY | described.keys()):
+    for key in sorted((_SOLVED_BY | described.keys() | record.keys()) - _OF_THE_FILE):
         if (record.get(key) or []) != (described.get(key) or []):
             yield Problem(
                 path=rel,
@@ -212,16 +283,30 @@ def _check_index(channel: Path, subdir: Path) -> Iterator[Problem]:
     except ValueError as err:  # msgspec's errors are such
         yield Problem(path=rel, kind="index", detail=f"unreadable: {err}")
         return
-    if index.info.get("subdir") != subdir.name:
-        yield Problem(path=rel, kind="index", detail=f"is for {index.info.get('subdir')}")
-    records = {**index.packages, **index.conda}
-    for name, record in records.items():
+    yield from _check_shape(index, subdir.name)
+    for name, record in index.conda.items():
         yield from _check_record(channel, f"{subdir.name}/{name}", record)
     for package in sorted(subdir.glob("*.conda")):
-        if package.name not in records:
+        if package.name not in index.conda:
             yield Problem(
                 path=f"{subdir.name}/{package.name}", kind="extra", detail=f"not in {REPODATA}"
             )
+
+
+def count(problems: Sequence[Problem]) -> str:
+    """Say how many faults these are."""
+    return "a fault" if len(problems) == 1 else f"{len(problems)} faults"
+
+
+def advice(problems: Sequence[Problem]) -> str:
+    """Say what mends these faults."""
+    if any(problem.path == "." for problem in problems):
+        return "name a channel: --channel DIR"
+    if all(problem.kind == "extra" for problem in problems):
+        return "move the named files away, or build again: a killed run may have left them"
+    if any(problem.kind == "missing" for problem in problems):
+        return "copy the channel anew, or build it into a new directory"
+    return "remove the named files and build again, or copy the channel anew"
 
 
 def verify_channel(channel: Path) -> list[Problem]:
@@ -232,9 +317,23 @@ def verify_channel(channel: Path) -> list[Problem]:
 
     Returns:
         The faults, sorted; empty when all is well.
+
+    Raises:
+        ChannelError: A file or directory cannot be read.
     """
     if not channel.is_dir():
         return [Problem(path=".", kind="missing", detail="there is no such channel")]
+    try:
+        return _faults(channel)
+    except OSError as err:  # of a file that vanishes or may not be read
+        raise ChannelError(
+            f"{channel} cannot be read", why=f"{err.filename}: {os.strerror(err.errno or 0)}"
+        ) from err
+
+
+def _faults(channel: Path) -> list[Problem]:
+    if not (channel / SUMS).exists() and not any(channel.glob(f"*/{REPODATA}")):
+        return [Problem(path=".", kind="missing", detail=f"no {SUMS}, no {REPODATA}: no channel")]
     found: set[Problem] = set()
     if not (channel / SUMS).exists():
         found.add(Problem(path=SUMS, kind="missing"))
@@ -267,14 +366,16 @@ def holds(channel: Path, rel: str) -> bool:
         return False
     faults: list[Problem] = []
     try:
-        record = _read_index(channel / subdir).conda.get(name)
+        index = _read_index(channel / subdir)
     except FileNotFoundError:
         return False
     except ValueError as err:
         faults.append(Problem(path=f"{subdir}/{REPODATA}", kind="index", detail=str(err)))
     else:
+        record = index.conda.get(name)
         if record is None:
             return False
+        faults += _check_shape(index, subdir)
         faults += _check_record(channel, rel, record)
     # Its provenance lies at the top of the channel, under its name.
     own = {k: v for k, v in read_sums(channel).items() if k == rel or k.startswith(f"{name}.")}

@@ -130,8 +130,9 @@ def export(channel: Path, out: Path, *, dry_run: bool = False) -> dict[str, Any]
     Options: ``--channel``, argument ``OUT`` (path), ``--dry-run``, ``--json``.
     """
     if dry_run:
+        channeltools.check_out(channel, out)
         installer.check_channel(channel, "it would not be exported")
-        files = [path.stat().st_size for path in channeltools.exported(channel, out)]
+        files = [path.stat().st_size for path in channeltools.exported(channel)]
         return {"file": str(out), "files": len(files), "bytes": sum(files)}
     return {"file": str(out), "sha256": channeltools.export(channel, out)}
 

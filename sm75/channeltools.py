@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from rich.table import Table
 
 from sm75 import channel as channels
 from sm75 import install as installer
-from sm75.atomic import TMP_PREFIX, replacing
+from sm75.atomic import TMP_PREFIX, disk_errors, replacing
 from sm75.basepython import BasePython
-from sm75.channelcheck import LOCK, REPODATA, relative, sha256_file
+from sm75.channelcheck import LOCK, REPODATA, entries, relative, sha256_file
 from sm75.condapkg import EPOCH, tar_info, write_conda
 from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
@@ -58,6 +59,8 @@ def sizes(channel: Path) -> list[PackageSize]:
             fix="name one (--channel DIR), or make it: python3 orchestrator.py channel build",
         )
     for index in sorted(channel.glob(f"*/{REPODATA}")):
+        if not index.is_file():  # to read a pipe is to wait
+            raise ChannelError(f"{index} cannot be read", why="it is no regular file")
         try:
             records: dict[str, Any] = json.loads(index.read_bytes())["packages.conda"]
         except (ValueError, KeyError) as err:
@@ -115,9 +118,10 @@ def size_table(found: Sequence[PackageSize], *, rows: int = 20) -> Table:
 def export(channel: Path, out: Path) -> str:
     """Put the channel into one tar, after checking every file.
 
-    The same channel always gives the same bytes. On the other machine::
+    The same channel always gives the same bytes; of a link, those of the file that it leads to. On
+    the other machine::
 
-        tar -xf FILE && (cd channel && sha256sum -c SHA256SUMS)
+        sha256sum FILE && tar -xf FILE && python3 orchestrator.py channel verify --channel channel
 
     Args:
         channel: The channel.
@@ -128,35 +132,68 @@ def export(channel: Path, out: Path) -> str:
 
     Raises:
         ChannelError: The channel is damaged.
-        UsageError: ``out`` is a directory or a device.
+        UsageError: ``out`` is there, cannot be a file, or would lie in the channel.
         DiskError: The tar cannot be written.
     """
+    check_out(channel, out)
     installer.check_channel(channel, "nothing was written")
-    if out.exists() and not out.is_file():
-        raise UsageError(
-            f"{out} is no file to write to",
-            why="it is a directory or a device",
-            fix="name a file: python3 orchestrator.py channel export vllm-sm75.tar",
-        )
     with (
         replacing(out) as raw,
         # of a link, the file that it leads to: that is what SHA256SUMS lists
         tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as tar,
     ):
-        for path in exported(channel, out):
+        for path in exported(channel):
             tar.add(path, f"channel/{relative(channel, path)}", filter=_plain)
     return sha256_file(out)
 
 
-def exported(channel: Path, out: Path) -> list[Path]:
-    """The files that :func:`export` takes, in order: no leftovers, and not the tar itself."""
-    found = []
-    for path in sorted(channel.rglob("*")):
-        name = relative(channel, path)
-        own = name == LOCK or name.startswith(TMP_PREFIX) or path.resolve() == out.resolve()
-        if path.is_file() and not own:
-            found.append(path)
-    return found
+def check_out(channel: Path, out: Path) -> None:
+    """Refuse a place for the tar where something is, nothing can be, or the channel is.
+
+    Raises:
+        UsageError: It is one.
+        DiskError: It cannot be looked at.
+    """
+    fix = "name another file: python3 orchestrator.py channel export vllm-sm75.tar"
+    try:
+        with disk_errors(out):
+            out.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as err:
+        raise _no_place(out, err, fix) from err
+    else:
+        if not out.is_file():
+            raise UsageError(
+                f"{out} is no file to write to",
+                why="it is a directory, a device or a link to nothing",
+                fix=fix,
+            )
+        raise UsageError(f"{out} is there already", fix="name another file, or remove it")
+    try:  # the longest name that is made on the way
+        out.with_name(f"{TMP_PREFIX}{out.name}.{'x' * 8}").lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as err:
+        raise _no_place(out, err, fix) from err
+    place = out.resolve()
+    inside = [channel, *(path for path in channel.glob("*") if path.is_dir())]
+    if any(place.is_relative_to(path.resolve()) for path in inside):
+        raise UsageError(
+            f"{out} would lie in the channel",
+            why=f"{channel} is what is exported, and has nothing but its own files",
+            fix=fix,
+        )
+
+
+def _no_place(out: Path, err: OSError, fix: str) -> UsageError:
+    text = str(out) if len(str(out)) < 100 else f"{str(out)[:100]}…"
+    return UsageError(f"{text} is no file to write to", why=os.strerror(err.errno or 0), fix=fix)
+
+
+def exported(channel: Path) -> list[Path]:
+    """The files that :func:`export` takes, in order: no leftovers."""
+    return [path for path in entries(channel) if path.is_file() and relative(channel, path) != LOCK]
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:

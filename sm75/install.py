@@ -22,7 +22,7 @@ from rattler import exceptions
 
 from sm75 import rattler_rt
 from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir
-from sm75.channelcheck import REPODATA, SUMS, sha256_file, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, count, sha256_file, verify_channel
 from sm75.errors import ChannelError, UsageError
 from sm75.lockfile import G5G, TargetContract
 
@@ -141,9 +141,8 @@ def check_channel(channel: Path, instead: str = "nothing was installed") -> None
             "python3 orchestrator.py channel build",
         )
     if problems := verify_channel(channel):
-        count = "a fault" if len(problems) == 1 else f"{len(problems)} faults"
         raise ChannelError(
-            f"{channel} has {count}; {instead}",
+            f"{channel} has {count(problems)}; {instead}",
             why="\n        ".join(map(str, problems[:10])),
             fix="copy the channel anew, or build it again",
         )

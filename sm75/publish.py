@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm75 import channel as channels
-from sm75.channelcheck import LOCK, REPODATA, SUMS, read_sums, sha256_file, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, count, read_sums, sha256_file, verify_channel
 from sm75.channeltools import exported
 from sm75.errors import ChannelError
 from sm75.progress import Reporter
@@ -68,7 +68,7 @@ def publish(
     with channels.locked(channel, 60.0):
         if problems := verify_channel(channel):
             raise ChannelError(
-                f"{channel} has {len(problems)} faults; nothing was published",
+                f"{channel} has {count(problems)}; nothing was published",
                 why="; ".join(map(str, problems[:5])),
                 fix="python3 orchestrator.py channel verify lists them all",
             )
@@ -92,7 +92,7 @@ def publish(
 
 def _hashes(channel: Path) -> dict[str, str]:
     listed = read_sums(channel)
-    names = [path.relative_to(channel).as_posix() for path in exported(channel, channel / LOCK)]
+    names = [path.relative_to(channel).as_posix() for path in exported(channel)]
     return {name: listed.get(name) or sha256_file(channel / name) for name in names}
 
 

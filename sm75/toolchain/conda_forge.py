@@ -369,6 +369,10 @@ def _payload(record: rattler.RepoDataRecord) -> Payload:
     )
 
 
+# Where a record is from: no index says that of its own.
+_OF_THE_PLACE = frozenset({"channel", "fn", "url"})
+
+
 def _index(
     records: Sequence[rattler.RepoDataRecord], subdirs: Iterable[str]
 ) -> dict[str, dict[str, object]]:
@@ -379,7 +383,10 @@ def _index(
         for record in records:
             if record.subdir == subdir:
                 key = "packages.conda" if record.file_name.endswith(".conda") else "packages"
-                packages[key][record.file_name] = json.loads(record.to_json())
+                fields = json.loads(record.to_json())
+                packages[key][record.file_name] = {
+                    name: value for name, value in fields.items() if name not in _OF_THE_PLACE
+                }
         index[subdir] = {"info": {"subdir": subdir}, **packages, "repodata_version": 1}
     return index
 

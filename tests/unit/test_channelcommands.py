@@ -217,8 +217,12 @@ def test_export(run: Runner, channel: Path, tmp_path: Path) -> None:
     ended = run("channel", "export", "--channel", channel, out)
     digest, name = ended.out.split()
     assert name == str(out)
-    assert run("channel", "export", "--json", "--channel", channel, out).json == {
-        "file": str(out), "sha256": digest
+    ended = run("channel", "export", "--channel", channel, out)
+    assert ended.code == 2
+    assert "name another file, or remove it" in ended.err
+    again = tmp_path / "again.tar"
+    assert run("channel", "export", "--json", "--channel", channel, again).json == {
+        "file": str(again), "sha256": digest
     }  # fmt: skip
     (channel / "noarch" / "repodata.json").write_text("{}")
     for dry in ((), ("--dry-run",)):
@@ -226,6 +230,27 @@ def test_export(run: Runner, channel: Path, tmp_path: Path) -> None:
         assert ended.code == 8
         assert "noarch/repodata.json" in ended.err
     assert not (tmp_path / "d.tar").exists()
+
+
+def test_verify(run: Runner, channel: Path, tmp_path: Path) -> None:
+    assert run("channel", "verify", "--channel", channel).code == 0
+    stray = channel / "noarch" / "x"
+    stray.write_text("")
+    ended = run("channel", "verify", "--channel", channel)
+    assert ended.code == 8
+    assert f"{channel} has a fault" in ended.err
+    assert "move the named files away" in ended.err
+    stray.unlink()
+    next(channel.glob("*/numpy-*.conda")).unlink()
+    ended = run("channel", "verify", "--channel", channel)
+    assert ended.code == 8
+    assert "2 faults" in ended.err  # of the sums and of the index
+    assert "next: copy the channel anew" in ended.err
+    (tmp_path / "empty").mkdir()
+    for place in ("/", tmp_path / "empty"):
+        ended = run("channel", "verify", "--channel", place)
+        assert ended.code == 8
+        assert "next: name a channel" in ended.err
 
 
 # install

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from sm75 import channel as channels
-from sm75 import channelcheck, channeltools, install
+from sm75 import channelcheck, channelcommands, channeltools, install
 from sm75.basepython import BasePython
 from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
@@ -77,18 +77,17 @@ def test_export(tmp_path: Path) -> None:
     """The same bytes whoever made it when, all files, and nothing that is only lying about."""
     made = channelkit.product(tmp_path / "c")
     first = channeltools.export(made, tmp_path / "a.tar")
-    for path in channeltools.exported(made, tmp_path / "a.tar"):
+    for path in channeltools.exported(made):
         os.utime(path, (1, 1))
         path.chmod(0o600)
     (made / ".sm75-tmp-left").write_text("x")
     (made / ".lock").write_text("")
-    inside = made / "b.tar"
-    assert channeltools.export(made, inside) == first == channelcheck.sha256_file(inside)
-    inside.unlink()
+    again = tmp_path / "b.tar"
+    assert channeltools.export(made, again) == first == channelcheck.sha256_file(again)
     with tarfile.open(tmp_path / "a.tar") as tar:
         tar.extractall(tmp_path / "out", filter="data")
     assert channelcheck.verify_channel(tmp_path / "out" / "channel") == []
-    there = {p.relative_to(made) for p in channeltools.exported(made, inside)}
+    there = {p.relative_to(made) for p in channeltools.exported(made)}
     out = tmp_path / "out" / "channel"
     assert there == {p.relative_to(out) for p in out.rglob("*") if p.is_file()}
 
@@ -142,6 +141,86 @@ def test_something_else_is_missing(tmp_path: Path, box: Box) -> None:
     (text,) = gaps(made, box, tmp_path)["3.12"]
     assert "nowhere-to-be-had" in text
     assert "libraries" not in text
+
+
+def test_export_of_links(tmp_path: Path) -> None:
+    """A link to a package, two names of one file, a linked directory: the same tar as of files."""
+    made = channelkit.product(tmp_path / "c")
+    whole = channeltools.export(made, tmp_path / "whole.tar")
+    first, second, *_ = sorted(made.glob("*/*.conda"))
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    os.link(second, tmp_path / "second name")
+    os.link(made / "SHA256SUMS", tmp_path / "third name")
+    (made / channelkit.SUBDIR).rename(tmp_path / "subdir")
+    (made / channelkit.SUBDIR).symlink_to(tmp_path / "subdir")
+    assert channeltools.export(made, tmp_path / "linked.tar") == whole
+    with tarfile.open(tmp_path / "linked.tar") as tar:
+        assert all(member.isreg() and member.size for member in tar)
+        tar.extractall(tmp_path / "out", filter="data")
+    assert channelcheck.verify_channel(tmp_path / "out" / "channel") == []
+
+
+def test_export_of_two_names_of_one_file(tmp_path: Path) -> None:
+    """Both in the channel: tar would make the second a link, of no size."""
+    made = channelkit.product(tmp_path / "c")
+    channels.publish([], made, documents={"one.json": b"{}", "two.json": b"{}"})
+    (made / "two.json").unlink()
+    os.link(made / "one.json", made / "two.json")
+    channeltools.export(made, tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert [m.size for m in tar if m.name.endswith(("one.json", "two.json"))] == [2, 2]
+        tar.extractall(tmp_path / "out", filter="data")
+    assert channelcheck.verify_channel(tmp_path / "out" / "channel") == []
+
+
+PLACES: dict[str, tuple[str, str]] = {
+    "in the channel": ("c/a.tar", "would lie in the channel"),
+    "over the sums": ("c/SHA256SUMS", "is there already"),
+    "in a directory of it": ("c/noarch/new/a.tar", "would lie in the channel"),
+    "through a link": ("link/a.tar", "would lie in the channel"),
+    "in a linked directory of it": ("away/a.tar", "would lie in the channel"),
+    "a file": ("file", "is there already"),
+    "a link to one": ("to-file", "is there already"),
+    "a link to nothing": ("to-nothing", "link to nothing"),
+    "a directory": (".", "is no file to write to"),
+    "a link to itself": ("loop", "link to nothing"),
+    "below a file": ("file/a.tar", "is no file to write to"),
+    "far below a file": ("file/b/a.tar", "is no file to write to"),
+    "a long name": ("x" * 300, "is no file to write to"),
+    "a name that is too long for its other": ("x" * 245, "is no file to write to"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_no_export_goes(tmp_path: Path, place: str) -> None:
+    made = channelkit.product(tmp_path / "c")
+    (tmp_path / "link").symlink_to("c")
+    (made / channelkit.SUBDIR).rename(tmp_path / "away")
+    (made / channelkit.SUBDIR).symlink_to("../away")
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "to-file").symlink_to("file")
+    (tmp_path / "to-nothing").symlink_to("nothing")
+    (tmp_path / "loop").symlink_to("loop")
+    before = {p: p.lstat() for p in tmp_path.rglob("*")}
+    name, said = PLACES[place]
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match=said) as caught:
+            channelcommands.export(made, tmp_path / name, dry_run=dry_run)
+        assert caught.value.exit_code == 2
+        assert caught.value.fix.startswith("name another file")
+    after = {p: p.lstat() for p in tmp_path.rglob("*")}
+    assert {p: s.st_mtime_ns for p, s in after.items()} == {
+        p: s.st_mtime_ns for p, s in before.items()
+    }
+
+
+def test_sizes_of_a_channel_with_a_pipe(tmp_path: Path) -> None:
+    made = channelkit.product(tmp_path / "c")
+    (made / "noarch" / "repodata.json").unlink()
+    os.mkfifo(made / "noarch" / "repodata.json")
+    with pytest.raises(ChannelError, match="cannot be read"):
+        channeltools.sizes(made)
 
 
 def test_export_writes_over_no_device(tmp_path: Path) -> None:
