@@ -875,7 +875,7 @@ def install_command(
     done = channelcommands.install(
         ROOT, _lock(release), channel.absolute(), prefix, python=python, target=target,
         extra_channels=tuple(path.absolute() for path in extra_channel), foreign=foreign,
-        image=image, dry_run=dry_run,
+        image=image, dry_run=dry_run, exact=release is not None,
     )  # fmt: skip
     if as_json:
         _print_json(done)

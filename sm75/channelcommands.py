@@ -160,30 +160,46 @@ def publish(
 def install(
     root: Path, release: ReleaseLock, channel: Path, prefix: Path, *,
     python: str = "", extra_channels: tuple[Path, ...] = (), target: str = "",
-    foreign: bool = False, image: Path | None = None, dry_run: bool = False,
+    foreign: bool = False, image: Path | None = None, dry_run: bool = False, exact: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Install into a new prefix, offline; the channel is checked first.
 
-    Options: ``--release``, ``--channel``, ``--prefix DIR`` (required), ``--python MINOR`` (default:
+    Options: ``--release`` (``exact`` when it was given: that release and no other; otherwise what
+    the channel has), ``--channel``, ``--prefix DIR`` (required), ``--python MINOR`` (default:
     that of the image here, or of the contract), ``--extra-channel DIR`` (multiple), ``--target
     NAME``, ``--foreign`` (flag: install for the contract's machine from another one), ``--image
     DIR`` (where the image's torch is, when not where the contract says), ``--dry-run``, ``--json``.
     """
     agreed = load_target(root, target or release.target)
+    adapter.check_contract(agreed)
     place = image or Path(agreed.path)
+    specs = (f"{installer.NAME} =={release.vllm}" if exact else installer.NAME,)
     box = installer.box_of(agreed) if foreign else installer.this_box()
     installer.check_platform(box)
-    minor = installer.choose_python(channel, agreed, place, python)
-    if dry_run:
-        records = installer.prepare(
-            channel, prefix.absolute(), python=minor, box=box, extra_channels=extra_channels
-        )
-        packages = installer.names(records)
-    else:
-        packages = installer.install(
-            channel, prefix, python=minor, box=box, extra_channels=extra_channels, image=image
-        ).packages
-    return {"prefix": str(prefix.absolute()), "python": minor, "packages": list(packages),
+    prefix = installer.place(prefix, channel, extra_channels)
+
+    def choose() -> str:
+        return installer.choose_python(channel, agreed, None if foreign else place, python)
+
+    try:
+        if dry_run:
+            records = installer.prepare(
+                channel, prefix, python=choose, box=box, extra_channels=extra_channels,
+                specs=specs,
+            )  # fmt: skip
+            packages, minor = installer.names(records), installer.minor_of(records)
+        else:
+            done = installer.install(
+                channel, prefix, python=choose, box=box, extra_channels=extra_channels,
+                specs=specs, image=image,
+            )  # fmt: skip
+            packages, minor = done.packages, done.python
+    except KeyboardInterrupt:
+        raise fetch.Interrupted(
+            "install was interrupted; nothing was installed",
+            fix="run the same command again: it starts anew",
+        ) from None
+    return {"prefix": str(prefix), "python": minor, "packages": list(packages),
             "warning": "" if foreign else _image_warning(place, minor)}  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Install from the channel without a conda client: py-rattler, offline.
 
 Everything is checked and solved before the prefix is touched; then the environment is laid out
-beside its place, made for its final path, and renamed there. A refusal leaves nothing behind.
+beside its place, made for its final path, and renamed there. A refusal, a fault and an interrupt
+leave nothing behind; what a killed run leaves, the next run for the same prefix removes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,8 +21,8 @@ from urllib.request import url2pathname
 import rattler
 from rattler import exceptions
 
-from sm75 import rattler_rt
-from sm75.atomic import TMP_PREFIX, disk_errors, fsync_dir
+from sm75 import newprefix, rattler_rt
+from sm75.atomic import disk_errors, fsync_dir
 from sm75.channelcheck import REPODATA, SUMS, count, sha256_file, verify_channel
 from sm75.errors import ChannelError, UsageError
 from sm75.lockfile import G5G, TargetContract
@@ -183,11 +184,29 @@ async def _solve(
             raise UsageError(f"a package specification is malformed: {err}") from err
         except exceptions.SolverError as err:
             raise _explain(channels, specs, box, str(err)) from err
+        except exceptions.GatewayError as err:  # of a channel that is not checked as a whole
+            named = ", ".join(map(str, channels))
+            raise ChannelError(
+                f"an index cannot be read, of {named}",
+                why=str(err).strip(),
+                fix="copy that channel anew",
+            ) from err
 
 
 def _explain(channels: Sequence[Path], specs: Sequence[str], box: Box, told: str) -> ChannelError:
     """Say in one sentence what stands in the way, where it can be told apart."""
     records = _records(channels, box.platform)
+    for spec in specs:
+        asked = rattler.MatchSpec(spec)
+        named = [r for r in records if asked.name and r.name.normalized == asked.name.normalized]
+        if named and not any(asked.matches(r) for r in named):
+            return ChannelError(
+                f"the channel has no {spec.replace('==', '')}",
+                why=f"it has {', '.join(sorted({str(r.version) for r in named}))}",
+                fix="build that release into it, or take what it has: leave --release out"
+                if asked.name.normalized == NAME
+                else "name another version, or add a channel that has it (--extra-channel DIR)",
+            )
     # vllm-sm75 first: that is what was asked for
     ours = [r for name in (NAME, "dlami-torch") for r in records if r.name.normalized == name]
     for record in ours:
@@ -247,24 +266,25 @@ def image_python(place: Path) -> str:
     return sites[0].parts[-3].removeprefix("python") if sites else ""
 
 
-def choose_python(channel: Path, contract: TargetContract, place: Path, asked: str) -> str:
+def choose_python(channel: Path, contract: TargetContract, place: Path | None, asked: str) -> str:
     """Decide on the Python minor: asked for, the image's, or the contract's.
 
     Args:
         channel: The channel.
         contract: The target.
-        place: The image's environment on this machine.
+        place: The image's environment on this machine; ``None``: this is another machine.
         asked: ``--python``; may be empty.
 
     Raises:
         UsageError: It cannot be told, or the channel does not serve it.
     """
-    minor = asked or image_python(place) or "".join(contract.python[:1])
+    minor = asked or (image_python(place) if place else "") or "".join(contract.python[:1])
     serves = pythons(channel)
     if not minor:
         raise UsageError(
             "the Python of the image's torch is not known",
-            why=f"there is no torch in {place}, and the contract {contract.name} does not say",
+            why=(f"there is no torch in {place}, and" if place else "--foreign, and")
+            + f" the contract {contract.name} does not say",
             fix=f"give --python, one of {', '.join(serves)}"
             if serves
             else "bring the closure into the channel: python3 orchestrator.py channel build",
@@ -284,7 +304,7 @@ def prepare(
     channel: Path,
     prefix: Path,
     *,
-    python: str,
+    python: str | Callable[[], str],
     box: Box,
     extra_channels: Sequence[Path] = (),
     specs: Sequence[str] = (NAME,),
@@ -294,7 +314,7 @@ def prepare(
     Args:
         channel: The channel; checked file by file first.
         prefix: A directory that does not exist or is empty.
-        python: Python minor.
+        python: Python minor, or what decides on it: asked once the channel is known to be whole.
         box: The machine it is for.
         extra_channels: Further channel directories, for instance one with python. Those that have a
             SHA256SUMS are checked as a whole; of the others, the packages that are chosen.
@@ -302,14 +322,22 @@ def prepare(
 
     Raises:
         ChannelError: A channel is damaged, or the machine does not fit.
-        UsageError: The prefix is in use, the machine is of another kind, or there is no such
+        UsageError: The prefix will not do, the machine is of another kind, or there is no such
             channel.
+        DiskError: The prefix cannot be looked at.
     """
     check_platform(box)
-    if prefix.exists() and (not prefix.is_dir() or any(prefix.iterdir())):
-        raise UsageError(
-            f"{prefix} is not empty", fix="name a new directory, or remove that one first"
-        )
+    place(prefix, channel, extra_channels)
+    return _choose(channel, python, box, extra_channels, specs)
+
+
+def place(prefix: Path, channel: Path, extra_channels: Sequence[Path] = ()) -> Path:
+    """Give the real path of a prefix that can be one; see :func:`sm75.newprefix.resolve`.
+
+    Raises:
+        UsageError: It cannot, or a further channel is none.
+        DiskError: It cannot be looked at.
+    """
     for path in extra_channels:
         if not any(path.glob(f"*/{REPODATA}")):
             raise UsageError(
@@ -317,10 +345,21 @@ def prepare(
                 why=f"it has no {REPODATA} in a directory named by platform",
                 fix=f"name a directory that holds {G5G}/{REPODATA} or noarch/{REPODATA}",
             )
+    return newprefix.resolve(prefix, (channel, *extra_channels))
+
+
+def _choose(
+    channel: Path,
+    python: str | Callable[[], str],
+    box: Box,
+    extra_channels: Sequence[Path],
+    specs: Sequence[str],
+) -> list[rattler.RepoDataRecord]:
     unchecked = [path for path in extra_channels if not (path / SUMS).exists()]
     for path in (channel, *(path for path in extra_channels if path not in unchecked)):
         check_channel(path)
-    records = solve([channel, *extra_channels], [*specs, f"python {python}.*"], box)
+    minor = python if isinstance(python, str) else python()
+    records = solve([channel, *extra_channels], [*specs, f"python {minor}.*"], box)
     for path in unchecked:
         _check_chosen(path, records)
     return records
@@ -346,7 +385,7 @@ def install(
     channel: Path,
     prefix: Path,
     *,
-    python: str,
+    python: str | Callable[[], str],
     box: Box,
     extra_channels: Sequence[Path] = (),
     specs: Sequence[str] = (NAME,),
@@ -357,7 +396,7 @@ def install(
     Args:
         channel: See :func:`prepare`, as for the others that it has.
         prefix: The prefix.
-        python: Python minor.
+        python: See :func:`prepare`.
         box: The machine it is for.
         extra_channels: Further channels.
         specs: What to install besides python.
@@ -366,17 +405,16 @@ def install(
     Raises:
         ChannelError: A channel is damaged, or the machine does not fit.
         UsageError: See :func:`prepare`.
+        BusyError: Another run installs into that prefix.
         DiskError: The disk is full or not writable.
     """
-    prefix = prefix.absolute()
-    records = prepare(
-        channel, prefix, python=python, box=box, extra_channels=extra_channels, specs=specs
-    )
-    with disk_errors(prefix):
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=TMP_PREFIX, dir=prefix.parent))
-    try:
+    check_platform(box)
+    prefix = place(prefix, channel, extra_channels)
+    with newprefix.claimed(prefix) as scratch:
+        newprefix.resolve(prefix)  # a run that has just ended may have filled it
+        records = _choose(channel, python, box, extra_channels, specs)
         with disk_errors(prefix):
+            scratch.mkdir(mode=0o700)
             rattler_rt.run(_install(records, scratch, prefix))
             if image is not None:
                 (scratch / "env" / _LOCATION).parent.mkdir(parents=True)
@@ -385,9 +423,13 @@ def install(
                 prefix.rmdir()
             (scratch / "env").rename(prefix)
             fsync_dir(prefix.parent)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return Installed(prefix=prefix, packages=names(records), python=python)
+    return Installed(prefix=prefix, packages=names(records), python=minor_of(records))
+
+
+def minor_of(records: Sequence[rattler.RepoDataRecord]) -> str:
+    """The minor of the python among them; empty without one."""
+    found = [str(r.version) for r in records if r.name.normalized == "python"]
+    return ".".join(found[0].split(".")[:2]) if found else ""
 
 
 def names(records: Sequence[rattler.RepoDataRecord]) -> tuple[str, ...]:

@@ -228,3 +228,100 @@ def test_pip_counts_torch_as_installed(site: Path) -> None:
     (info,) = site.glob("torch-*.dist-info")
     assert "Version: 2.12.0+cu132\n" in (info / "METADATA").read_text()
     assert not (info / "RECORD").exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{}",
+        "[]",
+        "null",
+        "7",
+        '{"minor": 3, "site": ["/"]}',
+        '{"minor": "3.12", "site": 5}',
+        '{"minor": "3.12", "site": [null]}',
+        "[" * 100_000,
+    ],
+)
+def test_images_python_that_answers_something_else(site: Path, tmp_path: Path, said: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "said").write_text(said)
+    program = tmp_path / "bin" / "python"
+    program.write_text(f"#!/bin/sh\n/bin/cat {tmp_path / 'said'}\n")
+    program.chmod(0o755)
+    line = last_line(run(site, tmp_path, "import torch"))
+    assert "ImageError: dlami-torch: there is no torch in" in line
+    assert run(site, tmp_path, LISTING).returncode == 0
+
+
+LISTING = "import importlib.metadata as m; print(len(list(m.distributions())))\n"
+
+
+@pytest.mark.parametrize("path", ["/x" * 2500, "/" + "x" * 300])
+def test_place_that_cannot_be_one(site: Path, tmp_path: Path, path: str) -> None:
+    line = last_line(run(site, Path(path), "import torch"))
+    assert "ImageError: dlami-torch: " in line
+    assert "DLAMI_TORCH_PATH" in line
+    assert run(site, Path(path), LISTING).returncode == 0
+
+
+def recorded(tmp_path: Path, code: str) -> str:
+    """Code that runs in an environment of its own."""
+    return f"import sys; sys.prefix = {str(tmp_path / 'env')!r}\n" + code
+
+
+def record(tmp_path: Path) -> Path:
+    path = tmp_path / "env" / "etc" / "dlami-torch" / "path"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_record_that_is_no_text(site: Path, tmp_path: Path) -> None:
+    record(tmp_path).write_bytes(b"/opt/\xff\xfe\n")
+    line = last_line(run(site, tmp_path, recorded(tmp_path, "import torch"), DLAMI_TORCH_PATH=""))
+    assert "ImageError: dlami-torch: " in line
+    assert "python -m dlami_torch --set PATH" in line
+    done = run(site, tmp_path, recorded(tmp_path, LISTING), DLAMI_TORCH_PATH="")
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_words_in_accept(site: Path, tmp_path: Path) -> None:
+    made = make_image(tmp_path / "image", arches="sm_80")
+    done = run(site, made.root, "import torch", DLAMI_TORCH_ACCEPT="arhc, everything")
+    assert "no sm_75 code" in last_line(done)
+    assert "DLAMI_TORCH_ACCEPT names no check with 'arhc, everything'" in done.stderr
+    good = make_image(tmp_path / "good")
+    done = run(site, good.root, "import torch", DLAMI_TORCH_ACCEPT="arhc")
+    assert done.returncode == 0
+    assert "there are arch, cuda, version" in done.stderr
+    done = run(site, good.root, "import torch", DLAMI_TORCH_ACCEPT=" arch,")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+MODULE = (
+    "import runpy; sys.argv = ['dlami_torch', '--no-import', '--set', {place!r}]\n"
+    "runpy.run_module('dlami_torch', run_name='__main__', alter_sys=True)\n"
+)
+
+
+@pytest.mark.parametrize("wrong", ["/nosuch", "", "/x" * 2500])
+def test_set_checks_before_it_records(site: Path, tmp_path: Path, wrong: str) -> None:
+    path = record(tmp_path)
+    path.write_text("/before\n")
+    asked = recorded(tmp_path, MODULE.format(place=wrong))
+    done = run(site, tmp_path, asked, DLAMI_TORCH_PATH="")
+    assert done.returncode == 1
+    assert "Nothing was recorded." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert path.read_text() == "/before\n"
+
+
+def test_set_records(site: Path, tmp_path: Path) -> None:
+    path = record(tmp_path)
+    path.write_bytes(b"\xff\n")
+    good = make_image(tmp_path / "good")
+    asked = recorded(tmp_path, MODULE.format(place=str(good.root)))
+    done = run(site, tmp_path, asked, DLAMI_TORCH_PATH="")
+    assert done.returncode == 0, done.stderr
+    assert path.read_text() == f"{good.root}\n"
+    assert f"place: {good.root} ({path})" in done.stdout

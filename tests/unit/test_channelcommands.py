@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import rattler
 
 import orchestrator
 from sm75 import channelcommands, closure, closurelock, closureresolve, fetch, install, recipedeps
@@ -317,6 +320,127 @@ def test_install_from_a_damaged_channel(run: Runner, channel: Path, tmp_path: Pa
         assert ended.code == 8
         assert "numpy-2.4-py312.conda: altered" in ended.err
     assert not (tmp_path / "env").exists()
+
+
+def spoil(channel: Path, **changes: object) -> None:
+    channelkit.edit_index(channel, "numpy", **changes)
+
+
+def unname(channel: Path) -> None:
+    index = channel / "linux-aarch64" / "repodata.json"
+    data = json.loads(index.read_bytes())
+    (record,) = [r for r in data["packages.conda"].values() if r["name"] == "numpy"]
+    del record["name"]
+    index.write_text(json.dumps(data))
+
+
+def be_a_file(channel: Path) -> None:
+    shutil.rmtree(channel)
+    channel.write_text("x")
+
+
+def truncate(channel: Path) -> None:
+    index = channel / "linux-aarch64" / "repodata.json"
+    index.write_bytes(index.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        lambda c: (c / "linux-aarch64" / "repodata.json").write_text("[]"),
+        lambda c: (c / "linux-aarch64" / "repodata.json").unlink(),
+        unname,
+        lambda c: spoil(c, version="!!"),
+        lambda c: spoil(c, depends=5),
+        lambda c: spoil(c, depends=[None]),
+        shutil.rmtree,
+        be_a_file,
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+@pytest.mark.usefixtures("arm")
+def test_install_checks_the_channel_before_it_reads_it(
+    run: Runner, channel: Path, tmp_path: Path, damage: Callable[[Path], object],
+    dry: tuple[str, ...],
+) -> None:  # fmt: skip
+    damage(channel)
+    before = sorted(tmp_path.iterdir())
+    ended = run("install", *dry, "--channel", channel, "--prefix", tmp_path / "env",
+                "--python", "3.12")  # fmt: skip
+    assert (ended.code, ended.out) == (8, "")
+    assert str(channel) in ended.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.usefixtures("arm")
+def test_install_of_a_release_that_the_channel_lacks(
+    run: Runner, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = msgspec.structs.replace(LOCK, vllm="0.28.0")
+    monkeypatch.setattr(orchestrator, "_lock", lambda release: older)
+    place = ("--dry-run", "--channel", channel, "--prefix", tmp_path / "env", "--python", "3.12")
+    ended = run("install", "--release", "0.28.0", *place)
+    assert ended.code == 8
+    assert "the channel has no vllm-sm75 0.28.0" in ended.err
+    assert "it has 0.33.0" in ended.err
+    # not asked for: what the channel has
+    assert "vllm-sm75 0.33.0" in run("install", *place).out
+    monkeypatch.setattr(orchestrator, "_lock", lambda release: LOCK)
+    assert "vllm-sm75 0.33.0" in run("install", "--release", "0.33.0", *place).out
+
+
+@pytest.mark.usefixtures("arm")
+def test_install_for_an_image_that_no_build_serves(
+    run: Runner, channel: Path, tmp_path: Path
+) -> None:
+    ended = run("install", "--target", "dlami-pytorch-2.7", "--channel", channel, "--python",
+                "3.12", "--prefix", tmp_path / "env")  # fmt: skip
+    assert ended.code == 3
+    assert "torch 2.7.0+cu128" in ended.err
+    assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.usefixtures("arm")
+def test_foreign_does_not_look_at_this_machine(run: Runner, channel: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    (image / "lib/python3.12/site-packages/torch").mkdir(parents=True)
+    place = ("--dry-run", "--image", image, "--channel", channel, "--prefix", tmp_path / "env")
+    assert run("install", *place).code == 0
+    ended = run("install", "--foreign", *place)
+    assert ended.code == 2
+    assert "give --python, one of 3.12" in ended.err
+
+
+@pytest.mark.usefixtures("arm")
+def test_install_from_another_index_that_is_damaged(
+    run: Runner, channel: Path, tmp_path: Path
+) -> None:
+    """No list of hashes goes with such a channel, so only the reader can tell."""
+    other = channelkit.bare(tmp_path / "other", channelkit.write(tmp_path / "o", "other"))
+    (other / "linux-aarch64" / "repodata.json").write_text("[]")
+    ended = run("install", "--channel", channel, "--extra-channel", other, "--python", "3.12",
+                "--prefix", tmp_path / "env")  # fmt: skip
+    assert ended.code == 8
+    assert "an index cannot be read" in ended.err
+
+
+@pytest.mark.usefixtures("arm")
+def test_interrupted_install_does_not_promise_to_resume(
+    run: Runner, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupt(*_: object, target_prefix: Path, **__: object) -> None:
+        target_prefix.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rattler, "install", interrupt)
+    before = sorted(tmp_path.iterdir())
+    ended = run("install", "--channel", channel, "--python", "3.12", "--prefix", tmp_path / "env")
+    assert ended.code == 130
+    assert "nothing was installed" in ended.err
+    assert "it starts anew" in ended.err
+    assert "resume" not in ended.err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 # doctor

@@ -326,7 +326,8 @@ def test_prefix_in_use(channel: Path, tmp_path: Path, box: Box, kind: str) -> No
         (prefix / "mine").write_text("x")
     else:
         prefix.write_text("x")
-    with pytest.raises(UsageError, match="is not empty"):
+    words = "is not empty" if kind == "directory" else "is not a directory"
+    with pytest.raises(UsageError, match=words):
         install.install(channel, prefix, python="3.12", box=box)
     assert (prefix / "mine" if kind == "directory" else prefix).read_text() == "x"
 

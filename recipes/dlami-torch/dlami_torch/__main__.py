@@ -18,13 +18,12 @@ def main() -> int:
     parser.add_argument("--no-import", action="store_true", help="do not import torch")
     options = parser.parse_args()
     recorded = Path(sys.prefix) / image.LOCATION
-    if options.set:
-        recorded.parent.mkdir(parents=True, exist_ok=True)
-        recorded.write_text(f"{Path(options.set).absolute()}\n", encoding="utf-8")
-    place, source = image.configured()
     print(f"contract: {image.CONTRACT['name']} (torch {image.CONTRACT['torch']})")
-    print(f"place: {place} ({source})")
     try:
+        if options.set is not None:
+            _record(options.set, recorded)
+        place, source = image.configured()
+        print(f"place: {place} ({source})")
         found = image.current()
         print(f"python: {found.python}\ntorch: {found.torch}\ncuda: {found.cuda}")
         if not options.no_import:
@@ -38,6 +37,29 @@ def main() -> int:
         except importlib.metadata.PackageNotFoundError:
             print(f"{name}: not in the image")
     return 0
+
+
+def _record(given: str, recorded: Path) -> None:
+    """Record another place, once torch was found there.
+
+    Raises:
+        image.ImageError: Its torch will not do, or the record cannot be written.
+    """
+    place = Path(given).absolute()
+    if not given or "\n" in given or place.as_posix() != place.as_posix().strip():
+        raise image.ImageError(
+            f"dlami-torch: {given!r} cannot be recorded: it is not one line without blanks at its "
+            "ends. Nothing was recorded."
+        )
+    try:
+        image.locate_in(place, "--set")
+    except image.ImageError as fault:
+        raise image.ImageError(f"{fault} Nothing was recorded.") from fault
+    try:
+        recorded.parent.mkdir(parents=True, exist_ok=True)
+        recorded.write_text(f"{place}\n", encoding="utf-8")
+    except (OSError, UnicodeEncodeError) as err:
+        raise image.ImageError(f"dlami-torch: {recorded} cannot be written: {err}") from err
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ LOCATION = Path("etc", "dlami-torch", "path")
 # The stable ABI that vLLM's extensions are compiled for (TORCH_TARGET_VERSION in its CMakeLists).
 FLOOR = (2, 11)
 ARCH = "sm_75"
+# What DLAMI_TORCH_ACCEPT can waive.
+CHECKS = frozenset({"arch", "cuda", "version"})
 # Seconds that the image's python may take to say where its packages are.
 _PROBE_TIMEOUT = 60
 _PROBE = (
@@ -64,7 +66,11 @@ _fault: ImageError | None = None
 
 
 def configured() -> tuple[Path, str]:
-    """The place to look in, and who says so."""
+    """The place to look in, and who says so.
+
+    Raises:
+        ImageError: The record of the environment is no text.
+    """
     if given := os.environ.get("DLAMI_TORCH_PATH"):
         return Path(given), "DLAMI_TORCH_PATH"
     recorded = Path(sys.prefix) / LOCATION
@@ -73,6 +79,11 @@ def configured() -> tuple[Path, str]:
             return Path(text), str(recorded)
     except OSError:
         pass
+    except UnicodeDecodeError as err:
+        raise ImageError(
+            f"dlami-torch: {recorded} does not hold a path: it is not UTF-8. Record the place "
+            "anew: python -m dlami_torch --set PATH."
+        ) from err
     return Path(CONTRACT["path"]), f"the contract {CONTRACT['name']}"
 
 
@@ -82,9 +93,28 @@ def locate() -> Image:
     Raises:
         ImageError: It is missing or unsuitable.
     """
-    place, source = configured()
+    return locate_in(*configured())
+
+
+def locate_in(place: Path, source: str) -> Image:
+    """Find the image in one place and check it.
+
+    Args:
+        place: Its environment, or its python.
+        source: Who says so.
+
+    Raises:
+        ImageError: It is missing or unsuitable.
+    """
     root = place.parent.parent if place.name.startswith("python") else place
-    found = _look(root) or _ask(root)
+    try:
+        found = _look(root) or _ask(root)
+    except (OSError, ValueError) as err:  # a name too long, or with a NUL
+        why = os.strerror(err.errno) if isinstance(err, OSError) and err.errno else str(err)
+        raise ImageError(
+            f"dlami-torch: {_short(root)} (named by {source}) cannot be looked into: {why}. Set "
+            "DLAMI_TORCH_PATH to the environment that has the image's torch."
+        ) from err
     if found is None:
         raise ImageError(
             f"dlami-torch: there is no torch in {root} (named by {source}). This package uses the "
@@ -118,15 +148,24 @@ def _ask(root: Path) -> tuple[Path, str] | None:
             check=True, capture_output=True, text=True, timeout=_PROBE_TIMEOUT,
         )  # fmt: skip
         told = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
         return None
-    for site in map(Path, told["site"]):
-        if (site / "torch").is_dir():
-            return site, told["minor"]
+    minor, sites = (told.get("minor"), told.get("site")) if isinstance(told, dict) else ("", [])
+    if not isinstance(minor, str) or not isinstance(sites, list):
+        return None
+    for site in sites:
+        if isinstance(site, str) and (Path(site) / "torch").is_dir():
+            return Path(site), minor
     return None
 
 
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _check(image: Image) -> None:
+    _accepted()  # warns of words that mean nothing
     if image.python != _minor():
         raise ImageError(
             f"dlami-torch: the torch in {image.root} is for Python {image.python}, this "
@@ -233,11 +272,14 @@ def find_distributions(name: str | None) -> Iterator[importlib.metadata.Distribu
         return
     try:
         image = current()
-    except ImageError:
+        found = [
+            path
+            for distribution in wanted
+            for path in sorted(image.site.glob(f"{distribution}-*.dist-info"))
+        ]
+    except (ImportError, OSError, ValueError):
         return  # `import torch` says it; those who only list packages must not fail
-    for distribution in wanted:
-        for path in sorted(image.site.glob(f"{distribution}-*.dist-info")):
-            yield importlib.metadata.PathDistribution(path)
+    yield from map(importlib.metadata.PathDistribution, found)
 
 
 def _minor() -> str:
@@ -261,8 +303,21 @@ def _release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def _accepted() -> frozenset[str]:
+    """The checks that DLAMI_TORCH_ACCEPT names; warns of words that name none."""
+    words = frozenset(re.split(r"[,\s]+", os.environ.get("DLAMI_TORCH_ACCEPT", ""))) - {""}
+    if unknown := sorted(words - CHECKS):
+        warnings.warn(
+            f"dlami-torch: DLAMI_TORCH_ACCEPT names no check with {', '.join(unknown)[:200]!r}; "
+            f"there are {', '.join(sorted(CHECKS))}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return words & CHECKS
+
+
 def _waived(check: str) -> bool:
-    if check not in re.split(r"[,\s]+", os.environ.get("DLAMI_TORCH_ACCEPT", "")):
+    if check not in _accepted():
         return False
     warnings.warn(
         f"dlami-torch: the check '{check}' would fail and is waived by DLAMI_TORCH_ACCEPT; "
