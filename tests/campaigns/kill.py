@@ -76,10 +76,10 @@ def by_time(place: Place, times: int, seed: int) -> Counter[str]:
     return states
 
 
-def by_step(place: Place) -> Counter[str]:
-    """Kill before each step that changes the disk."""
+def by_step(place: Place, last: int = 0) -> Counter[str]:
+    """Kill before each step that changes the disk; ``last``: before that many at the end only."""
     states: Counter[str] = Counter()
-    for step in range(1, place.steps + 1):
+    for step in range(max(1, place.steps - last + 1) if last else 1, place.steps + 1):
         with place.fresh() as where:
             died = place.run(where, "--die-at", str(step))
             # Threads take turns in another order each time; the last steps may not come.
@@ -98,11 +98,16 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each-step", action="store_true")
+    parser.add_argument("--last", type=int, default=0, help="with --each-step: the last steps only")
     given = parser.parse_args()
     with places(given.jobs or JOBS) as made:
         for place in made:
             started = time.monotonic()
-            states = by_step(place) if given.each_step else by_time(place, given.times, given.seed)
+            states = (
+                by_step(place, given.last)
+                if given.each_step
+                else by_time(place, given.times, given.seed)
+            )
             count = sum(states.values()) - states["not reached"]
             print(
                 f"{place.job}: {count} kills "
