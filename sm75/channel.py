@@ -73,6 +73,7 @@ def publish(
     channel: Path,
     *,
     documents: Mapping[str, bytes] | None = None,
+    record: Mapping[str, bytes] | None = None,
     remove: Iterable[str] = (),
     replace: bool = False,
     subdirs: Iterable[str] = (),
@@ -90,6 +91,8 @@ def publish(
         packages: Finished ``.conda`` files; copied.
         channel: Channel root; made when it does not exist.
         documents: Files for the top of the channel (SBOM, report), listed in ``SHA256SUMS`` too.
+        record: Such files that say what a caller has published and may withdraw. They get their
+            names last of all, so that after a kill the next run still knows what it is to withdraw.
         remove: Packages to withdraw, as ``subdir/file``; deleted after the new index is in place.
         replace: Allow a package of the same file name with other content.
         subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
@@ -114,7 +117,9 @@ def publish(
                 f"refusing to remove {outside[0]!r}", why=f"it is no file of {channel}"
             )
         # what this run writes anew or withdraws may be in any state, all else must be sound
-        healed = withdrawn | set(documents or {}) | (set(new) if replace else set())
+        healed = (
+            withdrawn | {*(documents or {}), *(record or {})} | (set(new) if replace else set())
+        )
         problems = [
             p
             for p in check_listed(channel, read_sums(channel))
@@ -131,6 +136,7 @@ def publish(
             channel,
             new=new,
             documents=documents or {},
+            record=record or {},
             withdrawn=withdrawn,
             replace=replace,
             subdirs=subdirs,
@@ -154,7 +160,9 @@ def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> 
         for package in packages_in(channel):
             if _destination(package) != f"{package.parent.name}/{package.name}":
                 raise ChannelError(f"{package} lies in the wrong subdirectory")
-        _rebuild(channel, new={}, documents={}, withdrawn=set(), replace=True, subdirs=subdirs)
+        _rebuild(
+            channel, new={}, documents={}, record={}, withdrawn=set(), replace=True, subdirs=subdirs
+        )
 
 
 def _destination(package: Path) -> str:
@@ -171,6 +179,7 @@ def _rebuild(
     *,
     new: Mapping[str, Path],
     documents: Mapping[str, bytes],
+    record: Mapping[str, bytes],
     withdrawn: set[str],
     replace: bool,
     subdirs: Iterable[str],
@@ -198,7 +207,7 @@ def _rebuild(
         for name in previous:
             if "/" not in name and name not in withdrawn and (channel / name).exists():
                 sums[name] = sha256_file(channel / name)
-        for name, data in documents.items():
+        for name, data in (*documents.items(), *record.items()):
             write_bytes(staging / "documents" / name, data)
             sums[name] = hashlib.sha256(data).hexdigest()
         text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
@@ -213,6 +222,7 @@ def _rebuild(
         _commit(moves, staging / "backup")
         for name in withdrawn:
             (channel / name).unlink(missing_ok=True)
+        _commit([(staging / "documents" / n, channel / n) for n in record], staging / "recorded")
         for directory in channel.iterdir():
             for other in _OTHER_INDEXES:
                 if directory.is_dir():

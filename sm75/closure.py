@@ -321,7 +321,7 @@ def build(
         channels.publish(
             new,
             channel,
-            documents={DOCUMENT: canonical_json({"packages": listed})},
+            record={DOCUMENT: canonical_json({"packages": listed})},
             remove=[name for name in withdrawn if (channel / name).exists()],
             subdirs=(lock.platform,),
             say=reporter.line,

@@ -46,7 +46,8 @@ RUST_MODES: tuple[str, ...] = get_args(RustMode)
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 OptionalSha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Text = Annotated[str, Meta(min_length=1)]
-Size = Annotated[int, Meta(gt=0)]
+# Bounded: a number without end breaks whatever prints it.
+Size = Annotated[int, Meta(gt=0, le=1 << 62)]
 # A plain file name: it becomes part of a path in the store.
 Filename = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+!-]*\Z", max_length=240)]
 

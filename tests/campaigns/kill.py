@@ -69,17 +69,19 @@ def by_time(place: Place, times: int, seed: int) -> Counter[str]:
         while True:
             with place.fresh() as where:
                 if not killed_after(place, where, part * place.seconds):
-                    part *= 0.9  # it was faster this time
+                    with place.fresh() as other:  # it is faster by now
+                        place.seconds = place.measure(other)
+                    part *= 0.95
                     continue
                 states[examine(place, where, f"{place.job}, killed at {part:.3f} of a run")] += 1
                 break
     return states
 
 
-def by_step(place: Place) -> Counter[str]:
-    """Kill before each step that changes the disk."""
+def by_step(place: Place, last: int = 0) -> Counter[str]:
+    """Kill before each step that changes the disk; ``last``: before that many at the end only."""
     states: Counter[str] = Counter()
-    for step in range(1, place.steps + 1):
+    for step in range(max(1, place.steps - last + 1) if last else 1, place.steps + 1):
         with place.fresh() as where:
             died = place.run(where, "--die-at", str(step))
             # Threads take turns in another order each time; the last steps may not come.
@@ -98,11 +100,16 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each-step", action="store_true")
+    parser.add_argument("--last", type=int, default=0, help="with --each-step: the last steps only")
     given = parser.parse_args()
     with places(given.jobs or JOBS) as made:
         for place in made:
             started = time.monotonic()
-            states = by_step(place) if given.each_step else by_time(place, given.times, given.seed)
+            states = (
+                by_step(place, given.last)
+                if given.each_step
+                else by_time(place, given.times, given.seed)
+            )
             count = sum(states.values()) - states["not reached"]
             print(
                 f"{place.job}: {count} kills "

@@ -38,6 +38,8 @@ RESULTS = {
 }
 # Files beside results that say nothing about them: locks, and the store's own notes.
 _ASIDE = (".lock", ".checked")
+# Of a killed run: a note that was being written, some hundred bytes that nobody reads.
+_LEFT_NOTE = f"{TMP_PREFIX}.checked."
 RECIPE = """\
 schema_version: 1
 package: {name: vllm-sm75, version: "${{ vllm_version }}"}
@@ -188,7 +190,7 @@ class Place:
         found = {}
         for part in RESULTS[self.job]:
             for path in sorted((place / part).rglob("*")):
-                if path.is_file() and path.name not in _ASIDE:
+                if path.is_file() and not (path.name in _ASIDE or path.name.startswith(_LEFT_NOTE)):
                     found[path.relative_to(place).as_posix()] = _sha256(path)
         return found
 

@@ -305,6 +305,31 @@ def test_a_killed_publisher_leaves_a_usable_channel(
         assert not list(channel.glob(".sm75-tmp-*"))
 
 
+def test_a_record_of_what_is_published_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any move, the former one still says what is to be withdrawn."""
+    new = [package(tmp_path / "new", "b")]
+    old = "linux-aarch64/a-1.0-h0_0.conda"
+    moved: list[str] = []
+
+    def watch(moves: list[tuple[Path, Path]], backup: Path) -> None:
+        for source, target in moves:
+            moved.append(target.relative_to(channel).as_posix())
+            if target.name == "list.json" and target.exists():
+                assert target.read_bytes() == b"a"
+                assert not (channel / old).exists()
+            source.replace(target)
+
+    channel = tmp_path / "c"
+    publish([package(tmp_path / "one", "a")], channel, record={"list.json": b"a"})
+    monkeypatch.setattr(channel_module, "_commit", watch)
+    publish(new, channel, record={"list.json": b"b"}, remove=[old])
+    assert moved[-1] == "list.json"
+    assert (channel / "list.json").read_bytes() == b"b"
+    assert verify_channel(channel) == []
+
+
 def test_full_disk_leaves_the_channel_as_it_was(tmp_path: Path) -> None:
     channel = tmp_path / "c"
     publish([package(tmp_path / "one", "a")], channel)
