@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import rattler
 from rattler import exceptions
 
-from sm75 import install
+from sm75 import install, newprefix
 from sm75.errors import ChannelError, DiskError, UsageError
 from sm75.install import Box
 from sm75.lockfile import TargetContract, load_target
@@ -362,3 +363,23 @@ def test_a_fault_on_the_way_leaves_nothing(
         install.install(channel, prefix, python="3.12", box=box)
     assert sorted(tmp_path.iterdir()) == before
     assert list(prefix.iterdir()) == []
+
+
+def test_prefix_that_another_run_has_just_filled(
+    channel: Path, tmp_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first look at it and the lock."""
+    claimed = newprefix.claimed
+
+    @contextlib.contextmanager
+    def late(prefix: Path) -> Iterator[Path]:
+        prefix.mkdir()
+        (prefix / "theirs").write_text("x")
+        with claimed(prefix) as scratch:
+            yield scratch
+
+    monkeypatch.setattr(newprefix, "claimed", late)
+    monkeypatch.setattr(rattler, "install", lambda *_, **__: pytest.fail("installed"))
+    with pytest.raises(UsageError, match="is not empty"):
+        install.install(channel, tmp_path / "env", python="3.12", box=box)
+    assert [p.name for p in (tmp_path / "env").iterdir()] == ["theirs"]

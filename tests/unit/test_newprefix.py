@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -194,3 +195,22 @@ def test_remove_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
     assert not newprefix.remove(tmp_path, patience=0.1)
     assert newprefix.remove(tmp_path / "none", quiet=0)
+
+
+def test_lock_that_its_holder_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held, but no longer the file of that name: others would take the new one."""
+    flock = fcntl.flock
+    asked: list[int] = []
+
+    def late(handle: int, how: int) -> None:
+        if not asked:
+            next(tmp_path.glob("*.lock")).unlink()
+        asked.append(how)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with newprefix.claimed(tmp_path / "env") as scratch:
+        assert scratch.with_name(f"{scratch.name}.lock").exists()
+    assert len(asked) == 2
