@@ -38,8 +38,10 @@ RESULTS = {
 }
 # Files beside results that say nothing about them: locks, and the store's own notes.
 _ASIDE = (".lock", ".checked")
-# Of a killed run: a note that was being written, some hundred bytes that nobody reads.
+# Of a killed run, and passed over by everything: a note that was being written, some hundred bytes;
+# a publication's scratch directory, of links, which the next publication removes.
 _LEFT_NOTE = f"{TMP_PREFIX}.checked."
+_LEFT_SCRATCH = f"channel/{TMP_PREFIX}"
 RECIPE = """\
 schema_version: 1
 package: {name: vllm-sm75, version: "${{ vllm_version }}"}
@@ -198,7 +200,10 @@ class Place:
         """Paths whose bytes are not those of the undisturbed run, or that only one has."""
         now = self.result(place)
         names = sorted(now.keys() | self.reference.keys())
-        return [name for name in names if now.get(name) != self.reference.get(name)]
+        return [
+            name for name in names
+            if now.get(name) != self.reference.get(name) and not name.startswith(_LEFT_SCRATCH)
+        ]  # fmt: skip
 
     def before(self) -> dict[str, str]:
         """The same of the template: what there was before the job."""
