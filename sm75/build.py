@@ -355,8 +355,9 @@ def native_directory(settings: Settings, made_of: inputs.Inputs) -> Path:
     return settings.work / "native" / made_of.native_hash[:16]
 
 
-@contextlib.contextmanager
-def only_one(settings: Settings, reporter: Reporter, name: str) -> Iterator[None]:
+def only_one(
+    settings: Settings, reporter: Reporter, name: str
+) -> contextlib.AbstractContextManager[None]:
     """Keep other runs out of this directory while the block runs.
 
     Args:
@@ -369,8 +370,7 @@ def only_one(settings: Settings, reporter: Reporter, name: str) -> Iterator[None
         DiskError: The file cannot be made.
     """
     other = "another build runs in this directory"
-    with one_at_a_time(settings.work / name, other, wait=settings.wait, say=reporter.line):
-        yield
+    return one_at_a_time(settings.work / name, other, wait=settings.wait, say=reporter.line)
 
 
 def lay_out_sources(lock: ReleaseLock, settings: Settings) -> None:

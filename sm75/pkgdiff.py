@@ -23,6 +23,7 @@ from elftools.elf.elffile import ELFFile
 from sm75 import cubin
 from sm75.condapkg import iter_payload, read_info_files
 from sm75.elf import is_elf
+from sm75.store import hash_file
 
 # So many places are named in one file; the rest are counted.
 MAX_PLACES = 8
@@ -73,15 +74,10 @@ def compare(one: Path, other: Path) -> tuple[Difference, ...]:
     Raises:
         ChannelError: A package is damaged.
     """
-    if _file_sha256(one) == _file_sha256(other):
+    if hash_file(one) == hash_file(other):
         return ()
     found = [*_info(one, other), *_payload(one, other)]
     return tuple(found or _archive(one, other))
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _info(one: Path, other: Path) -> Iterator[Difference]:

@@ -205,18 +205,12 @@ def copy_project(source: Path, target: Path) -> None:
 
 def _both(mine: Path, theirs: Path, main: str) -> tuple[list[str], tuple[str, ...]]:
     """The packages to compare, and those that only the first channel has."""
-    listed = {
-        path.relative_to(channel).as_posix(): channel
-        for channel in (theirs, mine)
-        for path in sorted(channel.glob("*/*.conda"))
-    }
-    names = [main, *sorted(n for n in listed if n != main and (theirs / n).exists())]
-    skipped = [
-        f"{name}: not made from this lock"
-        for name in sorted(listed)
-        if name not in names and not (theirs / name).exists()
-    ]
-    return names, tuple(skipped)
+    first, second = (
+        {path.relative_to(channel).as_posix() for path in channel.glob("*/*.conda")}
+        for channel in (mine, theirs)
+    )
+    skipped = [f"{name}: not made from this lock" for name in sorted(first - second - {main})]
+    return [main, *sorted(second - {main})], tuple(skipped)
 
 
 def _renamed(name: str, second: Path) -> pkgdiff.Difference:

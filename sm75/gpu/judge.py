@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sm75.gpu import bundles, trials
+from sm75.smem.audit import SHARED_LIMIT
 
 TARGET = "sm_75"
-# Bytes of shared memory a block may have on 7.5 (CUDA programming guide).
-SHARED = 65_536
 
 
 def judge(report: dict[str, Any]) -> list[str]:
@@ -89,8 +88,8 @@ def _fault(one: Mapping[str, Any], allowed: float) -> str:
     if mean > largest:
         return "its mean error is above its largest"
     shared = max(int(launch["shared"]) for launch in launches)
-    if trials.SIDES[one["side"]].tree == "patched" and shared > SHARED:
-        return f"{shared} bytes of shared memory, a block has {SHARED} on {TARGET}"
+    if trials.SIDES[one["side"]].tree == "patched" and shared > SHARED_LIMIT:
+        return f"{shared} bytes of shared memory, a block has {SHARED_LIMIT} on {TARGET}"
     return ""
 
 
