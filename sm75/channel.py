@@ -31,12 +31,12 @@ from sm75.channelcheck import (
     own_place,
     read_sums,
     relative,
-    sha256_file,
 )
 from sm75.channelcheck import Problem as Problem
 from sm75.channelcheck import verify_channel as verify_channel
 from sm75.condapkg import canonical_json, verify_payload
 from sm75.errors import ChannelError
+from sm75.store import hash_file
 from sm75.turns import one_at_a_time
 
 # Indexes that clients prefer to repodata.json when they lie beside it; we write none, so any that
@@ -202,11 +202,11 @@ def _rebuild(
         moved = _stage_new(channel, tree, new, replace)
         _index_tree(tree)
 
-        sums = {relative(tree, p): sha256_file(p) for p in packages_in(tree)}
+        sums = {relative(tree, p): hash_file(p) for p in packages_in(tree)}
         previous = read_sums(channel) if not _unreadable_sums(channel) else {}
         for name in previous:
             if "/" not in name and name not in withdrawn and (channel / name).exists():
-                sums[name] = sha256_file(channel / name)
+                sums[name] = hash_file(channel / name)
         for name, data in (*documents.items(), *record.items()):
             write_bytes(staging / "documents" / name, data)
             sums[name] = hashlib.sha256(data).hexdigest()
@@ -253,7 +253,7 @@ def _stage_new(channel: Path, tree: Path, new: Mapping[str, Path], replace: bool
         target, published = tree / rel, channel / rel
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
-            if sha256_file(source) == sha256_file(published):
+            if hash_file(source) == hash_file(published):
                 continue
             if not replace:
                 raise ChannelError(

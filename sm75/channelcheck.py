@@ -15,6 +15,7 @@ import msgspec
 from sm75.atomic import TMP_PREFIX
 from sm75.condapkg import canonical_json, read_info
 from sm75.errors import ChannelError
+from sm75.store import hash_file
 
 SUMS = "SHA256SUMS"
 LOCK = ".lock"
@@ -112,12 +113,6 @@ def _few(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
 
 
-def sha256_file(path: Path) -> str:
-    """Give the sha256 (hex) of a file."""
-    with path.open("rb") as raw:
-        return hashlib.file_digest(raw, "sha256").hexdigest()
-
-
 def is_inside(name: str) -> bool:
     """Whether a name that a channel's own documents give is that of a file inside it."""
     parts = name.split("/")
@@ -206,7 +201,7 @@ def check_listed(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]:
         path = channel / name
         if not path.is_file():
             yield Problem(path=name, kind="missing", detail=f"listed in {SUMS}")
-        elif (got := sha256_file(path)) != expected:
+        elif (got := hash_file(path)) != expected:
             yield Problem(
                 path=name, kind="altered", detail=f"sha256 expected {expected}, got {got}"
             )
@@ -253,7 +248,7 @@ def _check_record(channel: Path, rel: str, record: Mapping[str, Any]) -> Iterato
     size = path.stat().st_size
     if record.get("size") != size:
         yield Problem(path=rel, kind="altered", detail=f"size: index {record.get('size')}, {size}")
-    digest = sha256_file(path)
+    digest = hash_file(path)
     if record.get("sha256") != digest:
         yield Problem(
             path=rel, kind="altered", detail=f"sha256: index {record.get('sha256')}, got {digest}"

@@ -16,11 +16,12 @@ from sm75 import channel as channels
 from sm75 import install as installer
 from sm75.atomic import TMP_PREFIX, disk_errors, replacing
 from sm75.basepython import BasePython
-from sm75.channelcheck import LOCK, REPODATA, entries, relative, sha256_file
+from sm75.channelcheck import LOCK, REPODATA, entries, relative
 from sm75.condapkg import EPOCH, tar_info, write_conda
 from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
 from sm75.lockfile import G5G
+from sm75.store import hash_file
 
 # Sizes that the channel is to stay under, bytes.
 LIMITS = {"whole closure": 1 << 30, installer.NAME: 60 << 20}
@@ -144,7 +145,7 @@ def export(channel: Path, out: Path) -> str:
     ):
         for path in exported(channel):
             tar.add(path, f"channel/{relative(channel, path)}", filter=_plain)
-    return sha256_file(out)
+    return hash_file(out)
 
 
 def check_out(channel: Path, out: Path) -> None:

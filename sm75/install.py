@@ -23,9 +23,10 @@ from rattler import exceptions
 
 from sm75 import newprefix, rattler_rt
 from sm75.atomic import disk_errors, fsync_dir
-from sm75.channelcheck import REPODATA, SUMS, count, sha256_file, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, count, verify_channel
 from sm75.errors import ChannelError, UsageError
 from sm75.lockfile import G5G, TargetContract
+from sm75.store import hash_file
 
 NAME = "vllm-sm75"
 # Graviton2's cores, as archspec calls them (g5g).
@@ -372,7 +373,7 @@ def _check_chosen(channel: Path, records: Sequence[rattler.RepoDataRecord]) -> N
         if not path.is_relative_to(channel.absolute()):
             continue
         wanted = record.sha256.hex() if record.sha256 else ""
-        got = sha256_file(path) if path.is_file() else ""
+        got = hash_file(path) if path.is_file() else ""
         if got != wanted or not wanted:
             raise ChannelError(
                 f"{path} is not what its index says; nothing was installed",

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm75 import channel as channels
-from sm75.channelcheck import REPODATA, SUMS, count, read_sums, sha256_file, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, count, read_sums, verify_channel
 from sm75.channeltools import exported
 from sm75.errors import ChannelError
 from sm75.progress import Reporter
 from sm75.publishtargets import Target
+from sm75.store import hash_file
 
 # Clients take these before repodata.json; we write none, so one that is there is somebody else's.
 _OTHER_INDEXES = ("repodata.json.zst", "repodata.json.bz2", "repodata_shards.msgpack.zst")
@@ -93,7 +94,7 @@ def publish(
 def _hashes(channel: Path) -> dict[str, str]:
     listed = read_sums(channel)
     names = [path.relative_to(channel).as_posix() for path in exported(channel)]
-    return {name: listed.get(name) or sha256_file(channel / name) for name in names}
+    return {name: listed.get(name) or hash_file(channel / name) for name in names}
 
 
 def _turn(name: str) -> tuple[int, str]:

@@ -14,8 +14,9 @@ from urllib.parse import unquote, urlsplit
 from sm75 import publishtools
 from sm75.atomic import TMP_PREFIX, disk_errors, replacing
 from sm75.channel import locked
-from sm75.channelcheck import LOCK, check_location, sha256_file
+from sm75.channelcheck import LOCK, check_location
 from sm75.errors import FetchError, UsageError
+from sm75.store import hash_file
 
 # What obstore understands and has been tried here: S3. GCS and Azure go the same way.
 SCHEMES = ("s3", "gs", "az")
@@ -69,7 +70,7 @@ class Directory:
     def sha256(self, name: str) -> str:
         """Hash of a file."""
         path = self.root / name
-        return sha256_file(path) if path.is_file() else ""
+        return hash_file(path) if path.is_file() else ""
 
     def read(self, name: str) -> bytes:
         """A file's bytes."""

@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read(channel: Path, monkeypatch: pytest.MonkeyPat
     def refused(path: Path) -> str:
         raise PermissionError(13, "x", str(path))
 
-    monkeypatch.setattr("sm75.channelcheck.sha256_file", refused)
+    monkeypatch.setattr("sm75.channelcheck.hash_file", refused)
     with pytest.raises(ChannelError, match="cannot be read") as caught:
         verify_channel(channel)
     assert "Permission denied" in caught.value.why
