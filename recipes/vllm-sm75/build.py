@@ -50,6 +50,24 @@ TORCH_STUBS = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_nvs
                "torch_cuda_linalg", "torch_global_deps", "caffe2_nvrtc", "shm")  # fmt: skip
 RUST_TRIPLES = {"linux-aarch64": "aarch64-unknown-linux-gnu",
                 "linux-64": "x86_64-unknown-linux-gnu"}  # fmt: skip
+# nvcc gives the absolute path of a source to its front ends, which hash it into the names of what
+# is internal to it, and has no option against that (13.2: two directories, two names). Below
+# the native directory they are told the path inside it.
+FRONT_END = """\
+#!/bin/sh
+root=$(CDPATH= cd -- "${0%/*}/@UP@" && pwd -P)
+count=$#
+before=
+while [ "$count" -gt 0 ]; do
+  word=$1
+  shift
+  [ "$before" != --orig_src_path_name ] || word=${word#"$root"}
+  set -- "$@" "$word"
+  before=$word
+  count=$((count - 1))
+done
+exec "$root/@REAL@" "$@"
+"""
 # Resident memory of one nvcc job of these sources, GiB: 2.1 at most, measured on x86-64 with nvcc
 # 13.2 (benchmarks/build_time.py); plus headroom.
 GIB_PER_JOB = 2.5
@@ -252,7 +270,12 @@ class Toolkit:
         for name in ("nvcc", "nvcc.profile", "cudafe++", "fatbinary", "ptxas", "nvlink", "bin2c",
                      "__nvcc_device_query", "crt"):  # fmt: skip
             copy(nvcc / name, self.cuda / "bin" / name)
-        link(self.cuda / "nvvm", "../tools/nvvm")
+        link(self.cuda / "nvvm" / "libdevice", "../../tools/nvvm/libdevice")
+        (self.cuda / "front").mkdir()
+        (self.cuda / "bin" / "cudafe++").rename(self.cuda / "front" / "cudafe++")
+        link(self.cuda / "front" / "cicc", "../../tools/nvvm/bin/cicc")
+        for place in ("bin/cudafe++", "nvvm/bin/cicc"):
+            self._front_end(self.cuda / place)
         for prefix in (self.host, self.build):
             for kind, directory in (("include", include), ("lib", lib)):
                 source = prefix / "targets" / self.triplet / kind
@@ -287,6 +310,13 @@ class Toolkit:
         )
         (package / "utils" / "cpp_extension.py").write_text(f"COMMON_NVCC_FLAGS = {flags!r}\n")
 
+    def _front_end(self, path: Path) -> None:
+        """Put a program in a front end's place that tells it nothing of this machine's paths."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        up = "/".join([".."] * (len(path.relative_to(self.native).parts) - 1))
+        path.write_text(FRONT_END.replace("@UP@", up).replace("@REAL@", f"cuda/front/{path.name}"))
+        path.chmod(0o755)
+
     def _compilers(self) -> None:
         # ccache and nvcc look for these on PATH, also where another host compiler is named.
         for name, compiler in (("gcc", self.cc), ("g++", self.cxx)):
@@ -296,7 +326,9 @@ class Toolkit:
     def compilers(self) -> str:
         """sha256 over every program that takes part in making an object, and its settings."""
         nvcc = [
-            path for root in (self.cuda / "bin", self.build / "nvvm") for path in files((root,))
+            path
+            for root in (self.cuda / "bin", self.cuda / "front", self.build / "nvvm")
+            for path in files((root,))
         ]
         gcc = [self.cc, self.cxx, *(
             output([self.cxx, f"-print-prog-name={name}"]) for name in ("cc1", "cc1plus", "as")
