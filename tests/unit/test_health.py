@@ -342,12 +342,21 @@ def test_what_is_no_sign_of_health_is_refused(run: Runner, given: str, why: str)
 
 
 def test_rates_of_the_judgement_of_text_alone() -> None:
-    """docs/health.md has the figures of a larger run; these are its bounds."""
+    """docs/health.md has the figures of a larger run; these are its bounds.
+
+    The corpus follows the documentation, so a seed does not fix the texts: a kind that is drawn at
+    random has a bound that its rate (0.1 % of each missed) passes whatever is drawn.
+    """
     assert [one for one in healthcorpus.written() if text.faults(one)] == []
     prose = healthcorpus.prose()
     assert len(prose) > 1000
     assert sum(bool(text.faults(one)) for one in prose) / len(prose) < 0.01
-    least = {"random words": 0.95, "random unicode": 0.99, "shuffled words": 0.0}
+    least = {
+        "random words": 0.93,
+        "random unicode": 0.97,
+        "random English tokens": 0.97,
+        "shuffled words": 0.0,
+    }
     for kind in healthcorpus.BROKEN:
         texts = healthcorpus.broken(kind, 200, seed=3)
         seen = sum(bool(text.faults(one)) for one in texts) / len(texts)
