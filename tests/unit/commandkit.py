@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 
 import orchestrator
+from sm75.cli import box, building, channels, locking, options, patching
+
+
+def take_for_project(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Have the command line take a directory for the project that it is of."""
+    for module in (box, building, channels, locking, options, patching):
+        if hasattr(module, "ROOT"):
+            monkeypatch.setattr(module, "ROOT", root)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 import rattler
 
-import orchestrator
 from sm75 import channelcommands, closure, closurelock, closureresolve, fetch, install, recipedeps
 from sm75.basepython import BasePython
+from sm75.cli import box
 from sm75.install import Box
 from sm75.lockfile import load_release, load_target
 from sm75.progress import SilentReporter
 from sm75.store import Store
 from tests.unit import channelkit
-from tests.unit.commandkit import Runner
+from tests.unit.commandkit import Runner, take_for_project
 from tests.unit.projectkit import RELEASE, ROOT, copy_project
 from tests.unit.test_contract import _FAKE, make_image
 from tests.unit.test_recipedeps import make_sdist
@@ -34,7 +34,7 @@ RUNTIME = closurelock.load_runtime(ROOT, RELEASE)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the project, which the command line takes for its own."""
     root = copy_project(tmp_path / "project")
-    monkeypatch.setattr(orchestrator, "ROOT", root)
+    take_for_project(monkeypatch, root)
     return root
 
 
@@ -378,7 +378,7 @@ def test_install_of_a_release_that_the_channel_lacks(
     run: Runner, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = msgspec.structs.replace(LOCK, vllm="0.28.0")
-    monkeypatch.setattr(orchestrator, "_lock", lambda release: older)
+    monkeypatch.setattr(box, "load_lock", lambda release: older)
     place = ("--dry-run", "--channel", channel, "--prefix", tmp_path / "env", "--python", "3.12")
     ended = run("install", "--release", "0.28.0", *place)
     assert ended.code == 8
@@ -386,7 +386,7 @@ def test_install_of_a_release_that_the_channel_lacks(
     assert "it has 0.33.0" in ended.err
     # not asked for: what the channel has
     assert "vllm-sm75 0.33.0" in run("install", *place).out
-    monkeypatch.setattr(orchestrator, "_lock", lambda release: LOCK)
+    monkeypatch.setattr(box, "load_lock", lambda release: LOCK)
     assert "vllm-sm75 0.33.0" in run("install", "--release", "0.33.0", *place).out
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import orchestrator
 from sm75 import closureresolve, lockcheck
 from sm75.errors import FetchError, LockError, PatchError, UsageError
 from sm75.lockfile import Constraint, load_release
 from tests.unit.badserver import BadServer
-from tests.unit.commandkit import Runner
+from tests.unit.commandkit import Runner, take_for_project
 from tests.unit.lockkit import EXTENSIONS, PATCH, REQUIRES, World
 
 
@@ -393,7 +392,7 @@ def test_a_release_that_the_index_lacks(world: World) -> None:
 
 
 def test_the_command_line(world: World, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orchestrator, "ROOT", world.root)
+    take_for_project(monkeypatch, world.root)
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

@@ -17,6 +17,7 @@ import pytest
 import orchestrator
 from sm75 import build, condapkg, errors, fetch, inputs, lockfile
 from sm75.channel import publish
+from sm75.cli.options import open_store
 from sm75.condapkg import FileSource
 from sm75.errors import UsageError
 from sm75.lockfile import ReleaseLock, artifacts_for, load_release
@@ -193,7 +194,7 @@ def test_rust_sources_that_the_lock_does_not_pin_are_not_fetched(
     lock = load_release(ROOT)
     rust = msgspec.structs.replace(lock.rust, git_sha256={})
     unpinned = msgspec.structs.replace(lock, rust=rust)
-    monkeypatch.setattr("orchestrator._lock", lambda _: unpinned)
+    monkeypatch.setattr("sm75.cli.building.load_lock", lambda _: unpinned)
     ended = run("fetch", "--rust", "source", "--store", tmp_path / "store")
     assert ended.code == 3
     assert "lock --rust" in ended.err
@@ -221,7 +222,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_tools: None) -> li
 
     monkeypatch.setattr(build, "build", done)
     monkeypatch.setattr(fetch, "fetch", lambda *_: called.append("fetch"))
-    monkeypatch.setattr(orchestrator, "_verify", lambda *_, **__: called.append("verify"))
+    monkeypatch.setattr("sm75.cli.building._verify", lambda *_, **__: called.append("verify"))
     return called
 
 
@@ -368,9 +369,9 @@ def test_store_from_the_environment(
     monkeypatch.setenv("SM75_STORE", str(tmp_path / "elsewhere"))
     ended = run("fetch", "--dry-run", "--json")
     assert ended.json["store"] == str(tmp_path / "elsewhere")
-    assert orchestrator._store(Path("given")).root == Path.cwd() / "given"
-    assert orchestrator._store(Path("~/given")).root == Path.home() / "given"
-    assert isinstance(orchestrator._store(None), Store)
+    assert open_store(Path("given")).root == Path.cwd() / "given"
+    assert open_store(Path("~/given")).root == Path.home() / "given"
+    assert isinstance(open_store(None), Store)
 
 
 def _start(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import orchestrator
 from sm75 import patchcommands, proof, releases, sdists
 from sm75.errors import CheckFailed, FetchError, LockError, PatchError, UsageError
 from sm75.lockfile import ReleaseLock, known_releases, load_release
 from sm75.patching import Result, State
 from sm75.series import seal
 from sm75.store import Store
-from tests.unit.commandkit import Runner
+from tests.unit.commandkit import Runner, take_for_project
 from tests.unit.projectkit import RELEASE, ROOT
 from tests.unit.test_rebase import OLD, Project
 
@@ -53,7 +52,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     page = root / releases.PAGE
     page.parent.mkdir()
     page.write_text(f"# By hand\n\n{releases.BEGIN}\n{releases.END}\n\nMore by hand.\n")
-    monkeypatch.setattr(orchestrator, "ROOT", root)
+    take_for_project(monkeypatch, root)
     monkeypatch.setenv("SM75_STORE", str(store.root))
     return root
 

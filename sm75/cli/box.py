@@ -1,0 +1,203 @@
+"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``health``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sm75.cli.options import (
+    FILE,
+    ROOT,
+    TARGET,
+    load_lock,
+    print_json,
+    shared,
+    warn,
+)
+from sm75.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command("install")
+@shared("release", "channel", "dry", "json")
+@TARGET
+@click.option("--prefix", type=FILE, required=True, help="A new or empty directory.")
+@click.option("--python", default="", help="Python minor; default: that of the image's torch.")
+@click.option("--extra-channel", type=FILE, multiple=True, help="A directory with python, say.")
+@click.option("--image", type=FILE, help="The environment that has the image's torch.")
+@click.option("--foreign", is_flag=True, help="Install for a g5g from another machine.")
+def install_command(
+    release: str | None, channel: Path, dry_run: bool, as_json: bool, target: str, prefix: Path,
+    python: str, extra_channel: tuple[Path, ...], image: Path | None, foreign: bool,
+) -> None:  # fmt: skip
+    """Install vllm-sm75 from the channel without a conda client and without network."""
+    from sm75 import channelcommands
+
+    done = channelcommands.install(
+        ROOT, load_lock(release), channel.absolute(), prefix, python=python, target=target,
+        extra_channels=tuple(path.absolute() for path in extra_channel), foreign=foreign,
+        image=image, dry_run=dry_run, exact=release is not None,
+    )  # fmt: skip
+    if as_json:
+        print_json(done)
+    else:
+        would = "would install" if dry_run else "installed"
+        click.echo(
+            f"install: {would} {len(done['packages'])} packages for Python {done['python']} in "
+            f"{done['prefix']}"
+        )
+        for package in done["packages"] if dry_run else ():
+            click.echo(f"  {package}")
+    warn(done["warning"])
+
+
+@click.command()
+@shared("dry", "json")
+@click.option("--write-contract", is_flag=True, help="Write lock/targets/NAME.toml.")
+@click.option("--strict", is_flag=True, help="Warnings and what cannot be seen fail as well.")
+@click.option("--imds", is_flag=True, help="Ask EC2's metadata service for the instance type.")
+@click.option("--model", type=FILE, help="A model's directory: do its weights fit?")
+@click.option(
+    "--path", type=FILE, default=Path("/opt/pytorch"), help="The environment that has torch."
+)
+@click.option("--name", default="", help="The contract's name; default: by torch and system.")
+@click.option("--replace", is_flag=True, help="Overwrite a contract of that name.")
+def doctor(
+    dry_run: bool, as_json: bool, write_contract: bool, strict: bool, imds: bool,
+    model: Path | None, path: Path, name: str, replace: bool,
+) -> None:  # fmt: skip
+    """Say whether this machine is right for vllm-sm75, line by line with the fix.
+
+    Exit code 1 when a line fails; with --strict also when one warns or is unknown. With
+    --write-contract: describe its image as a target contract instead, to build for it.
+    """
+    if not write_contract:
+        if dry_run or name or replace:
+            raise UsageError("--dry-run, --name and --replace belong to --write-contract")
+        if model is not None and not model.is_dir():
+            raise UsageError(f"there is no directory {model}", fix="name the model's directory")
+        _examine(path=path, model=model, imds=imds, strict=strict, as_json=as_json)
+        return
+    from sm75 import channelcommands
+
+    done = channelcommands.write_contract(
+        ROOT, path=path, name=name, replace=replace, dry_run=dry_run
+    )
+    if as_json:
+        print_json(done)
+    elif dry_run:
+        click.echo(done["text"], nl=False)
+    else:
+        click.echo(f"doctor: wrote {done['contract']}")
+    warn(done["warning"])
+
+
+@click.command()
+@shared("json")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--model", default="", help="Default: the first one that it lists.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True,
+              help="Seconds for each answer.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(min=0), default=0,
+              help="For each answer; more for models that think aloud.")  # fmt: skip
+@click.option("--wait", "patience", type=click.FloatRange(min=0), default=0.0,
+              help="Seconds to wait for a server that does not answer yet.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Ask again and again; end when it fails.")
+@click.option("--interval", type=click.FloatRange(min=0), default=60.0, show_default=True,
+              help="With --watch: seconds between rounds.")  # fmt: skip
+@click.option("--failures", type=click.IntRange(min=1), default=3, show_default=True,
+              help="With --watch: failures in a row that end it.")  # fmt: skip
+def health(
+    as_json: bool, url: str, model: str, timeout: float, max_tokens: int, patience: float,
+    watch: bool, interval: float, failures: int,
+) -> None:  # fmt: skip
+    """Ask a server small questions over chat and read what it says.
+
+    Exit code 0: well; 1: it answers nonsense; 11: it does not answer. A key is taken from
+    VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
+    """
+    from sm75.health import check as checks
+    from sm75.health.client import Server, base_url
+    from sm75.health.questions import choose
+
+    server = Server(base_url(url), api_key=os.environ.get("VLLM_API_KEY", ""), timeout=timeout)
+
+    def ask() -> checks.Health:
+        return checks.check(server, model=model, questions=choose(most_tokens=max_tokens))
+
+    def say(found: checks.Health) -> None:
+        if as_json:
+            click.echo(json.dumps(found.to_json()))
+        else:
+            for line in found.lines():
+                click.echo(line)
+
+    if patience or not watch:
+        found = checks.wait(ask, patience)
+    if watch:
+        found = checks.watch(ask, say, interval=interval, failures=failures)
+    else:
+        say(found)
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
+
+
+def _examine(*, strict: bool, as_json: bool, **what: Any) -> None:
+    from sm75.doctor import facts, rules
+
+    lines = rules.judge(facts.collect(ROOT, **what))
+    code = rules.exit_code(lines, strict=strict)
+    if as_json:
+        print_json({"exit_code": code, "lines": [line.to_json() for line in lines]})
+    else:
+        for line in lines:
+            click.echo(f"{line.status:<7}  {line.name:<17}  {line.says}")
+            if line.fix:
+                click.echo(f"{'':<28}next: {line.fix}")
+    if code:
+        raise SystemExit(code)
+
+
+@click.command("explain")
+@shared("json")
+@click.option("--write-page", is_flag=True, help="Make docs/troubleshooting.md anew.")
+@click.argument("subject", required=False, default="")
+def explain_command(as_json: bool, write_page: bool, subject: str) -> None:
+    """Explain a build or serve log (- reads it from stdin), or a version constraint by name.
+
+    Of a log: the known failures in it, with cause, evidence, fix and link. Exit code 1 when nothing
+    known is in it. Without SUBJECT: list what can be explained.
+    """
+    from sm75 import explain
+
+    if write_page:
+        from sm75.explain import knowledge, page
+
+        changed = page.write(ROOT, knowledge.load())
+        click.echo(f"explain: {page.PAGE} {'is written' if changed else 'is as it was'}")
+        return
+    if not subject:
+        known = explain.names(ROOT)
+        if as_json:
+            print_json(known)
+        else:
+            click.echo("constraints: " + ", ".join(known))
+            click.echo("logs: any file, or - for standard input")
+        return
+    found = explain.explain(ROOT, subject)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        for line in found.lines():
+            click.echo(line)
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
+
+
+COMMANDS = (install_command, doctor, explain_command, health)

@@ -1,0 +1,91 @@
+"""What several commands have in common: options, the lock, the store, and how things are said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from sm75.lockfile import ReleaseLock
+    from sm75.progress import Reporter
+    from sm75.store import Store
+    from sm75.toolchain import Provider
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+TARGET = click.option(
+    "--target", default="", help="Contract below lock/targets; default: the lock's."
+)
+
+
+def shared(*names: str) -> Callable[[Command], Command]:
+    """The options that several commands have."""
+    options = {
+        "release": click.option(
+            "--release", help="vLLM release; default: the one lock/default names."
+        ),
+        "store": click.option(
+            "--store", type=FILE, envvar="SM75_STORE",
+            help="Where fetched files are kept (SM75_STORE); default: the user's cache directory.",
+        ),
+        "rust": click.option(
+            "--rust", type=click.Choice(["prebuilt", "source", "none"]),
+            help="How the Rust frontend is had; default: as the lock says.",
+        ),
+        "channel": click.option(
+            "--channel", type=FILE, default=ROOT / "channel", help="The conda channel to fill."
+        ),
+        "platform": click.option(
+            "--target", "platform", type=click.Choice(["linux-aarch64", "linux-64"]),
+            default="linux-aarch64", show_default=True,
+            help="What is built for; linux-64 is for proofs only (docs/proofs.md).",
+        ),
+        "toolchain": click.option(
+            "--toolchain", type=click.Choice(["auto", "bootstrap", "conda-forge"]), default="auto",
+            help="Where compilers and tools come from.",
+        ),
+        "json": click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        "dry": click.option("--dry-run", is_flag=True, help="Say what would be done."),
+    }  # fmt: skip
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = options[name](command)
+        return command
+
+    return decorate
+
+
+def load_lock(release: str | None) -> ReleaseLock:
+    from sm75.lockfile import load_release
+
+    return load_release(ROOT, release)
+
+
+def open_store(path: Path | None) -> Store:
+    from sm75.store import Store, default_root
+
+    return Store(path.expanduser().absolute() if path else default_root())
+
+
+def choose_provider(
+    name: str, lock: ReleaseLock, reporter: Reporter, *, install: bool = True
+) -> Provider:
+    from sm75.toolchain.choice import choose
+
+    return choose(name, ROOT, lock, reporter, install=install)
+
+
+def print_json(data: object) -> None:
+    click.echo(json.dumps(data, indent=2, sort_keys=True))
+
+
+def warn(text: str) -> None:
+    if text:
+        click.echo(f"warning: {text}", err=True)
