@@ -102,7 +102,7 @@ class Objects:
 
     def __init__(self, root: Path, url: str) -> None:
         self._url = url
-        self._obstore: Any = publishtools.obstore(root)
+        self._obstore: Any = publishtools.client(root, "obstore", "obstore.store")
         retry = {"max_retries": TRIES, "retry_timeout": _seconds(PATIENCE)}
         try:
             self._store = self._obstore.store.from_url(url.rstrip("/"), retry_config=retry)

@@ -1,62 +1,46 @@
-"""The client of object stores, which only ``channel publish`` needs: obstore.
+"""The clients that only ``channel publish`` needs: obstore (object stores), oras (OCI registries).
 
-It is no part of the orchestrator's own environment. Where it is not installed, it is taken from the
-package index by the hashes in ``lock/publish-tools.txt``, into a directory of its own.
+They are no part of the orchestrator's own environment. One that is not installed is taken from the
+package index by the hashes in ``lock/publish-tools.txt``, into an environment of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from sm75.atomic import directory
-from sm75.errors import ToolchainError
+from sm75 import privateenv
 
 LIST = Path("lock") / "publish-tools.txt"
 
 
-def obstore(root: Path) -> ModuleType:
-    """Import obstore, installing it first where it is missing.
+def client(root: Path, *names: str) -> ModuleType:
+    """Import modules of a client, installing it first where it is missing.
 
     Args:
         root: The project's directory.
+        names: The client's name, then its modules that are used.
+
+    Returns:
+        The client.
 
     Raises:
         ToolchainError: It cannot be installed.
         DiskError: There is no room for it.
     """
-    if importlib.util.find_spec("obstore") is None:
-        sys.path.insert(0, str(_installed(root)))
-        importlib.invalidate_caches()
-    importlib.import_module("obstore.store")
-    return importlib.import_module("obstore")
-
-
-def _installed(root: Path) -> Path:
-    text = (root / LIST).read_bytes()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}\n".encode()
-    key = hashlib.sha256(version + text).hexdigest()[:12]
-    place = root / ".sm75" / "publish-tools" / key
-    if place.is_dir():
-        return place
-    with directory(place) as scratch:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps",
-             "--only-binary", ":all:", "--disable-pip-version-check", "--target", str(scratch),
-             "-r", str(root / LIST)],
-            check=False, capture_output=True, text=True,
+    if importlib.util.find_spec(names[0]) is None:
+        python = privateenv.ensure(
+            root, LIST, Path(".sm75") / "publish-venv", purpose="channel publish",
+            fix=f"or install {names[0]}; or publish into a directory and copy it with a tool of "
+            "your own",
         )  # fmt: skip
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise ToolchainError(
-                f"cannot install {LIST}, which reaches object stores",
-                why=said[-1] if said else f"exit code {done.returncode}",
-                fix="make the package index reachable, or install obstore; or publish into a "
-                "directory and copy it with a tool of your own",
-            )
-    return place
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        # Last: what the orchestrator has itself stays what it is.
+        sys.path.append(str(python.parents[1] / "lib" / version / "site-packages"))
+        importlib.invalidate_caches()
+    for name in names[1:]:
+        importlib.import_module(name)
+    return importlib.import_module(names[0])

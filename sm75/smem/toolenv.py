@@ -7,16 +7,11 @@ and Python 3.10 to 3.14.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from filelock import FileLock
-
-from sm75.atomic import disk_errors
+from sm75 import privateenv
 from sm75.errors import ToolchainError
 
 LIST = Path("lock") / "audit-tools.txt"
@@ -49,38 +44,10 @@ def ensure(root: Path) -> Path:
     if given := os.environ.get("SM75_AUDIT_PYTHON"):
         _check(Path(given), wanted)
         return Path(given)
-    home = root / ".sm75" / "audit-venv"
-    text = (root / LIST).read_bytes()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}\n".encode()
-    marker = home / f"{hashlib.sha256(version + text).hexdigest()[:12]}.done"
-    python = home / "bin" / "python"
-    with disk_errors(home):
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(home) + ".lock"):
-            if not marker.exists():
-                shutil.rmtree(home, ignore_errors=True)
-                _run([sys.executable, "-I", "-m", "venv", str(home)], "make an environment")
-                _run(
-                    [str(python), "-I", "-m", "pip", "install", "--quiet", "--require-hashes",
-                     "--only-binary", ":all:", "--no-deps", "--disable-pip-version-check",
-                     "-r", str(root / LIST)],
-                    f"install {LIST}",
-                )  # fmt: skip
-                _check(python, wanted)
-                marker.touch()
-    return python
-
-
-def _run(command: list[str], what: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ToolchainError(
-            f"cannot {what} for the audit of shared memory",
-            why=said[-1] if said else f"exit code {done.returncode}",
-            fix="make the package index reachable (PIP_INDEX_URL, PIP_FIND_LINKS), or name a "
-            "Python that has this Triton in SM75_AUDIT_PYTHON",
-        )
+    return privateenv.ensure(
+        root, LIST, Path(".sm75") / "audit-venv", purpose="the audit of shared memory",
+        fix="or name a Python that has this Triton in SM75_AUDIT_PYTHON",
+    )  # fmt: skip
 
 
 def _check(python: Path, wanted: str) -> None:
