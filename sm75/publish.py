@@ -74,7 +74,7 @@ def publish(
                 fix="python3 orchestrator.py channel verify lists them all",
             )
         ours = _hashes(channel)
-        there = target.sizes()
+        there = target.sizes(ours)
         differing = _differing(channel, ours, there, target, reread=reread)
         send = sorted((name for name in ours if name not in there or name in differing), key=_turn)
         _refuse_packages(
@@ -84,7 +84,8 @@ def publish(
         sent_bytes = sum((channel / name).stat().st_size for name in send)
         if not dry_run:
             _send(channel, target, reporter, send, removed,
-                  forget=any(name.endswith(".conda") for name in differing))  # fmt: skip
+                  forget=any(name.endswith(".conda") and not target.digest(name)
+                             for name in differing))  # fmt: skip
     return Published(
         sent=tuple(send), same=tuple(sorted(ours.keys() - set(send))), removed=tuple(removed),
         sent_bytes=sent_bytes,
@@ -109,14 +110,17 @@ def _differing(
 ) -> set[str]:
     """Files that are there with other content.
 
-    SHA256SUMS is written last but for the indexes, so that a package it lists is whole; documents
-    may be newer than it.
+    A place's own digest is believed. SHA256SUMS is written last but for the indexes, so that a
+    package it lists is whole; documents may be newer than it.
     """
     theirs = {} if reread else _sums(target.read(SUMS) if SUMS in there else b"")
     found = set()
     for name in ours.keys() & there.keys():
         if (channel / name).stat().st_size != there[name]:
             found.add(name)
+        elif not reread and (kept := target.digest(name)):
+            if kept != ours[name]:
+                found.add(name)
         elif name.endswith(".conda") and theirs.get(name) == ours[name]:
             continue
         elif target.sha256(name) != ours[name]:

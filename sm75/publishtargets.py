@@ -1,11 +1,11 @@
-"""Where a channel can be published: a directory, or an object store (S3, GCS, Azure)."""
+"""Where a channel can be published: a directory, an object store (S3, GCS, Azure), a registry."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,8 +30,15 @@ _CHUNK = 1 << 20
 class Target(Protocol):
     """A place that holds files by name."""
 
-    def sizes(self) -> dict[str, int]:
-        """Its files, ``/`` separated, with their sizes in bytes."""
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Its files, ``/`` separated, with their sizes in bytes.
+
+        Args:
+            names: Those that are going to be published, for a place that lists nothing by itself.
+        """
+
+    def digest(self, name: str) -> str:
+        """sha256 (hex) of a file that the place has checked and keeps; empty: it keeps none."""
 
     def sha256(self, name: str) -> str:
         """sha256 (hex) of a file, read in full; empty: there is none."""
@@ -59,7 +66,11 @@ class Directory:
     def __str__(self) -> str:
         return str(self.root)
 
-    def sizes(self) -> dict[str, int]:
+    def digest(self, name: str) -> str:
+        """None is kept."""
+        return ""
+
+    def sizes(self, names: Iterable[str] = ()) -> dict[str, int]:
         """Its files with their sizes, without what an interrupted run has left."""
         return {
             path.relative_to(self.root).as_posix(): path.stat().st_size
@@ -124,7 +135,11 @@ class Objects:
                 "what they may do, then run the same command again: it goes on where it ended",
             ) from error
 
-    def sizes(self) -> dict[str, int]:
+    def digest(self, name: str) -> str:
+        """None is kept that is a sha256 everywhere."""
+        return ""
+
+    def sizes(self, names: Iterable[str] = ()) -> dict[str, int]:
         """The objects below the prefix."""
         with self._answers("listing"):
             return {
@@ -170,7 +185,8 @@ def opened(root: Path, target: str, channel: Path, *, dry_run: bool = False) -> 
 
     Args:
         root: The project's directory.
-        target: A path, ``file:///PATH``, or ``s3://``, ``gs://``, ``az://`` with bucket and prefix.
+        target: A path, ``file:///PATH``, ``s3://``, ``gs://``, ``az://`` with bucket and prefix, or
+            ``oci://HOST[:PORT]/NAMESPACE``.
         channel: What is going to be published there.
         dry_run: Make and lock nothing.
 
@@ -179,24 +195,30 @@ def opened(root: Path, target: str, channel: Path, *, dry_run: bool = False) -> 
         ChannelError: conda would misread the directory.
         BusyError: Another run publishes there.
         DiskError: The directory cannot be written.
-        ToolchainError: The client of object stores cannot be had.
+        ToolchainError: The client of object stores or registries cannot be had.
     """
     parts = urlsplit(target)
     if "@" in parts.netloc:  # it would end up in messages
         raise UsageError(
             f"the target of {parts.scheme}:// has a login in it",
-            why="credentials come from the environment (AWS_ACCESS_KEY_ID and the like)",
+            why="credentials come from the environment (AWS_ACCESS_KEY_ID and the like), those of "
+            "registries from Docker's settings (docker login)",
         )
     if parts.scheme in SCHEMES and parts.netloc:
         yield Objects(root, target)
         return
+    if parts.scheme == "oci" and parts.netloc:
+        from sm75.ocitarget import Registry  # brings requests, which takes a while
+
+        yield Registry(root, target)
+        return
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         target = unquote(parts.path)
     elif "://" in target:
-        why = f"known: a directory, {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        if parts.scheme == "oci":
-            why += "; OCI registries are not supported yet"
-        raise UsageError(f"cannot publish to {parts.scheme}://{parts.hostname or ''}", why=why)
+        raise UsageError(
+            f"cannot publish to {parts.scheme}://{parts.hostname or ''}",
+            why=f"known: a directory, {', '.join(f'{scheme}://' for scheme in (*SCHEMES, 'oci'))}",
+        )
     place = Path(target).expanduser().absolute()
     check_location(place)
     if channel.resolve() in (place.resolve(), *place.resolve().parents):

@@ -168,7 +168,10 @@ def channel_publish(
     channel: Path, dry_run: bool, as_json: bool, replace: bool, delete: bool, reread: bool,
     target: str,
 ) -> None:  # fmt: skip
-    """Put the channel where others read it: a directory, s3://, gs:// or az://BUCKET/PREFIX."""
+    """Put the channel where others read it: a directory, an object store or a registry.
+
+    TARGET: DIR, s3://BUCKET/PREFIX, gs://, az://, or oci://HOST/NAMESPACE.
+    """
     from sm75 import channelcommands
     from sm75.progress import amount, make_reporter
 

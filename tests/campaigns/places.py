@@ -104,10 +104,14 @@ shutil.copytree(src / "vllm-src" / "vllm", site / "vllm")
 class SlowServer(BadServer):
     """Large answers take a while, so that there is a middle of a transfer to be killed in."""
 
-    def _send(
-        self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes
+    def send(
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int,
+        headers: dict[str, str],
+        body: bytes = b"",
     ) -> None:
-        super()._send(handler, status, headers, body[:1024])
+        super().send(handler, status, headers, body[:1024])
         with contextlib.suppress(OSError):
             for start in range(1024, len(body), 1 << 16):
                 time.sleep(0.005)

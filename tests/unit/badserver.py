@@ -6,12 +6,14 @@ import hashlib
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from tests.unit.localserver import LocalServer
 
 
-class BadServer:
+class BadServer(LocalServer):
     """Serves files and the simple API; a context manager.
 
     Attributes:
@@ -31,6 +33,7 @@ class BadServer:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.files: dict[str, bytes] = {}
         self.moods: dict[str, list[Any]] = {}
         self.always: dict[str, Any] = {}
@@ -39,34 +42,11 @@ class BadServer:
         self.auth: list[str] = []
         self.html = False
         self.release = threading.Event()
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-            def do_GET(self) -> None:
-                owner.answer(self)
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """A client that goes away is what the tests are about."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     @property
     def url(self) -> str:
         """Base URL of the simple index."""
-        return f"http://127.0.0.1:{self._server.server_port}/simple/"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        return f"{self.base}/simple/"
 
     def __exit__(
         self,
@@ -75,15 +55,13 @@ class BadServer:
         trace: TracebackType | None,
     ) -> None:
         self.release.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__(kind, error, trace)
 
     def requests(self, name: str) -> list[str]:
         """Range headers of the requests for a file."""
         return [rng for path, rng in self.log if path == f"/files/{name}"]
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path
         self.log.append((path, handler.headers.get("Range", "")))
         self.auth.append(handler.headers.get("Authorization", ""))
@@ -124,7 +102,7 @@ class BadServer:
         else:
             body = json.dumps({"meta": {"api-version": "1.0"}, "files": entries}).encode()
             kind = "application/vnd.pypi.simple.v1+json"
-        self._send(handler, 200, {"Content-Type": kind, "Content-Length": str(len(body))}, body)
+        self.send(handler, 200, {"Content-Type": kind, "Content-Length": str(len(body))}, body)
 
     def _mood(self, name: str) -> Any:
         queue = self.moods.get(name)
@@ -172,31 +150,14 @@ class BadServer:
         if mood in ("truncate", "stall"):
             body = body[: max(1, len(body) // 2)]
             handler.close_connection = True
-        self._send(handler, status, headers, body)
+        self.send(handler, status, headers, body)
         if mood == "stall":
             self.release.wait(60)
 
     def _status(
         self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str]
     ) -> None:
-        self._send(handler, status, {**headers, "Content-Length": "0"}, b"")
-
-    def _send(
-        self,
-        handler: BaseHTTPRequestHandler,
-        status: int,
-        headers: dict[str, str],
-        body: bytes,
-    ) -> None:
-        handler.send_response(status)
-        for key, value in headers.items():
-            handler.send_header(key, value)
-        handler.end_headers()
-        try:
-            handler.wfile.write(body)
-            handler.wfile.flush()
-        except OSError:
-            handler.close_connection = True
+        self.send(handler, status, {**headers, "Content-Length": "0"}, b"")
 
 
 def http_date(seconds_from_now: float) -> str:

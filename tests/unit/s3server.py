@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.unit.localserver import LocalServer, body_of
 
 _BEGUN = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
 _ENDED = "<CompleteMultipartUploadResult><ETag>{}</ETag></CompleteMultipartUploadResult>"
 
 
-class S3Server:
+class S3Server(LocalServer):
     """The server; a context manager.
 
     Attributes:
@@ -30,56 +29,16 @@ class S3Server:
     bucket = "bucket"
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
         self.log: list[tuple[str, str]] = []
         self.reads: list[str] = []
         self.moods: dict[str, list[int]] = {}
-        owner = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-            def answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                status, headers, body = owner.answer(
-                    self.command, self.path, self.rfile.read(length)
-                )
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        status, headers, body = self.answer(handler.command, handler.path, body_of(handler))
+        self.send(handler, status, {"Content-Length": str(len(body)), **headers}, body)
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         parts = urlsplit(target)

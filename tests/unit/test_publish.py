@@ -148,8 +148,8 @@ class Dies:
 
     def __init__(self, real: Target, after: int) -> None:
         self.real, self.left = real, after
-        self.sizes, self.sha256, self.read, self.delete = (
-            real.sizes, real.sha256, real.read, real.delete,
+        self.sizes, self.digest, self.sha256, self.read, self.delete = (
+            real.sizes, real.digest, real.sha256, real.read, real.delete,
         )  # fmt: skip
 
     def put(self, name: str, file: Path) -> None:
@@ -207,7 +207,9 @@ def test_leftovers_of_a_killed_run_go(channel: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("oci://host/x", "cannot publish to oci"),
+        ("oci://host", "cannot publish to oci"),
+        ("oci://host/Upper", "cannot publish to oci"),
+        ("oci://u:secret@host/x", "has a login in it"),
         ("https://host/x", "cannot publish to https"),
         ("s3://u:secret@bucket/x", "has a login in it"),
         ("s3:///x", "cannot publish to s3"),
@@ -242,7 +244,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         monkeypatch.delenv(name)
     with S3Server() as server:
         for name, value in {
-            "AWS_ENDPOINT": server.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT": server.base, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
