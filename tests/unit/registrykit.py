@@ -81,7 +81,8 @@ def registry(
             port = int(probe.getsockname()[1])
     settings = [
         "version: 0.1", "log: {level: error, accesslog: {disabled: true}}",
-        f"storage: {{filesystem: {{rootdirectory: {where}}}, delete: {{enabled: {str(delete).lower()}}}}}",
+        "storage:", f"  filesystem: {{rootdirectory: {where}}}",
+        f"  delete: {{enabled: {str(delete).lower()}}}",
         "http:", f"  addr: {address}:{port}", "  secret: of-the-tests",
     ]  # fmt: skip
     if tls:
@@ -173,5 +174,3 @@ def may_listen(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
