@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -23,6 +27,7 @@ from tests.unit.localserver import LocalServer, body_of
 
 _NEEDED = ("docker-registry", "openssl")
 # `htpasswd -Bbn user word`: a login of the tests and of nothing else.
+LOGIN = "dXNlcjp3b3Jk"  # base64 of user:word
 _HTPASSWD = "user:$2b$05$0KS0hIMf0CvO3N9iOWoRQ.02xVz9bz9lphGSEw7EwSGFQ/FnFJeUe"
 
 
@@ -57,7 +62,7 @@ def certificate(where: Path, address: str) -> Certificate:
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=where)
 
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    new = ("req", "-newkey", "rsa:2048", "-nodes")
     openssl(*new, "-x509", "-days", "2", "-subj", "/CN=test authority",
             "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
     openssl(*new, "-subj", "/CN=registry", "-keyout", "key.pem", "-out", "ask.pem")
@@ -70,7 +75,7 @@ def certificate(where: Path, address: str) -> Certificate:
 @contextlib.contextmanager
 def registry(
     where: Path, *, address: str = "127.0.0.1", port: int = 0, delete: bool = True,
-    login: bool = False, tls: Certificate | None = None,
+    login: bool = False, tls: Certificate | None = None, tokens: Tokens | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Run a registry that keeps what it has in ``where``; gives its HOST[:PORT]."""
     found = program()
@@ -90,6 +95,11 @@ def registry(
     if login:
         (where / "htpasswd").write_text(_HTPASSWD + "\n")
         settings.append(f"auth: {{htpasswd: {{realm: tests, path: {where / 'htpasswd'}}}}}")
+    if tokens:
+        settings.append(
+            f"auth: {{token: {{realm: {tokens.base}/token, service: tests, issuer: tests, "
+            f"rootcertbundle: {tokens.signer.authority}}}}}"
+        )
     config = where / "config.yml"
     config.write_text("\n".join(settings) + "\n")
     with (where / "log").open("wb") as log:
@@ -164,6 +174,49 @@ class Proxy(LocalServer):
             if queue and method == handler.command and part in handler.path:
                 return queue.pop(0)
         return None
+
+
+class Tokens(LocalServer):
+    """Gives the tokens that a registry asks for: for what is asked and no more, to ``LOGIN``;
+    for reading, to anybody.
+
+    Attributes:
+        asked: (scope, whether logged in) of each request.
+    """
+
+    def __init__(self, signer: Certificate) -> None:
+        super().__init__()
+        self.signer = signer
+        self.asked: list[tuple[str, bool]] = []
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        scope = parse_qs(urlsplit(handler.path).query)["scope"][0]
+        _, repository, actions = scope.split(":")
+        known = handler.headers.get("Authorization") == f"Basic {LOGIN}"
+        self.asked.append((scope, known))
+        allowed = [action for action in actions.split(",") if known or action == "pull"]
+        claims = {
+            "iss": "tests", "sub": "user", "aud": "tests", "jti": str(len(self.asked)),
+            "nbf": int(time.time()) - 60, "iat": int(time.time()), "exp": int(time.time()) + 300,
+            "access": [{"type": "repository", "name": repository, "actions": allowed}],
+        }  # fmt: skip
+        body = json.dumps({"token": self._signed(claims)}).encode()
+        self.send(handler, 200, {"Content-Length": str(len(body))}, body)
+
+    def _signed(self, claims: dict[str, object]) -> str:
+        """A JSON Web Token (RFC 7519), by openssl."""
+        chain = [base64.b64encode(ssl.PEM_cert_to_DER_cert(self.signer.file.read_text())).decode()]
+        parts = ({"typ": "JWT", "alg": "RS256", "x5c": chain}, claims)
+        text = b".".join(_base64url(json.dumps(part).encode()) for part in parts)
+        signature = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", self.signer.key],
+            input=text, check=True, capture_output=True,
+        ).stdout  # fmt: skip
+        return (text + b"." + _base64url(signature)).decode()
+
+
+def _base64url(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
 def may_listen(address: str, port: int) -> bool:

@@ -282,6 +282,30 @@ class TestRegistry:
             with pytest.raises(UsageError, match=r"config\.json"):
                 publish(channel, url)
 
+    def test_tokens_are_for_one_repository_and_one_use(
+        self, channel: Path, tmp_path: Path, settings: Path
+    ) -> None:
+        signer = registrykit.certificate(tmp_path / "signer", "127.0.0.1")
+        with (
+            registrykit.Tokens(signer) as tokens,
+            registrykit.registry(tmp_path / "registry", tokens=tokens) as host,
+        ):
+            url = f"oci://{host}/x"
+            with pytest.raises(FetchError, match="writing") as err:
+                publish(channel, url)
+            assert "docker login" in err.value.fix
+            settings.write_text(json.dumps({"auths": {host: {"auth": registrykit.LOGIN}}}))
+            done = publish(channel, url)
+            asked = {scope for scope, known in tokens.asked if known}
+            # The registry names the actions in any order.
+            asked = {scope.replace("push,pull", "pull,push") for scope in asked}
+            tokens.asked.clear()
+            assert publish(channel, url).sent == ()
+        for name in done.sent:
+            repository = f"repository:x/{ocilayout.place(name).repository}"
+            assert {f"{repository}:pull", f"{repository}:pull,push"} <= asked
+        assert all(scope.endswith(":pull") for scope, _ in tokens.asked)
+
     def test_clients_of_conda_solve_and_install_from_it(
         self, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
