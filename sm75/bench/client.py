@@ -106,7 +106,8 @@ class Reply:
             return ""
         if self.completion_tokens > self.asked:
             return f"it counts {self.completion_tokens} tokens, {self.asked} were asked for"
-        if self.pieces > self.completion_tokens:
+        # One more: text that was held back may come by itself at the end.
+        if self.pieces > self.completion_tokens + 1:
             return f"it counts {self.completion_tokens} tokens, and sent {self.pieces} pieces"
         return ""
 

@@ -166,9 +166,7 @@ class Driver:
             "cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode()
         )  # fmt: skip
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._call(
-            "cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, None, pointers, None
-        )
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, None, pointers, None)
 
     def allocate(self, size: int) -> int:
         """So many bytes; their address."""

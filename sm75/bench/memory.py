@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from sm75.bench import stats
 from sm75.bench.cuda import Device, Driver
+from sm75.bench.roofline import T4G_COPY, T4G_READ, T4G_THEORETICAL
 from sm75.errors import CheckFailed, Sm75Error, UsageError
 
 PTX = Path(__file__).with_name("memory.ptx")
@@ -35,8 +36,8 @@ _WORD, _VECTOR = 4, 16
 _MODULUS = 1 << 32
 # Odd: all words of a row shorter than 2^32 are different.
 _FACTOR, _OFFSET = 2_654_435_761, 97
-# GB/s on a T4G; sm75.bench.roofline has the same with its source.
-T4G = {"read": 277.0, "copy": 234.0, "theoretical": 320.0}
+# GB/s.
+T4G = {"read": T4G_READ, "copy": T4G_COPY, "theoretical": T4G_THEORETICAL}
 T4G_SOURCE = "field report of a g5g (T4G), not ours"
 
 
@@ -112,9 +113,13 @@ class Bench:
 
     def sum(self, row: int) -> int:
         """The sum of a row's words, modulo 2^32, as the kernel read them."""
-        self.gpu.fill(self._sums, 0, self.blocks * THREADS)
+        self.forget()
         self.read(row)
         return self.last_sum()
+
+    def forget(self) -> None:
+        """Nothing was read."""
+        self.gpu.fill(self._sums, 0, self.blocks * THREADS)
 
     def last_sum(self) -> int:
         """The sum of what was read last."""
@@ -221,7 +226,7 @@ def _measure(bench: Bench, repeats: int) -> list[dict[str, Any]]:
     found = []
     for kind, (work, ways) in kinds.items():
         bench.gpu.fill(bench.target, 0, words)
-        bench.gpu.fill(bench._sums, 0, bench.blocks * THREADS)
+        bench.forget()
         times = bench.times(work, repeats)
         if kind == "read":
             if bench.last_sum() != expected(words):
@@ -255,9 +260,7 @@ def lines(data: dict[str, Any]) -> list[str]:
         )
     for one in data["results"]:
         share = f", {one['gb_s']['median'] / theoretical:.0%}" if theoretical else ""
-        found.append(
-            f"{one['kind']:<12} {one['bytes'] / 2**20:6g} MiB  {one['text']} GB/s{share}"
-        )
+        found.append(f"{one['kind']:<12} {one['bytes'] / 2**20:6g} MiB  {one['text']} GB/s{share}")
     t4g = data["t4g"]["gb_s"]
     found.append(
         f"beside it, {data['t4g']['source']}: read {t4g['read']:g}, copy {t4g['copy']:g}, "

@@ -21,7 +21,7 @@ T4G_COPY = 234.0
 """GB/s read and written together by a copy, same source. One way alone would be more than half of
 the theoretical 320."""
 T4G_THEORETICAL = 320.0
-"""GB/s: 256 bits of GDDR6 at 10 Gbit/s (NVIDIA's data sheet of the T4, of which it is a sibling)."""
+"""GB/s: 256 bits of GDDR6 at 10 Gbit/s (NVIDIA's data sheet of the T4, a sibling)."""
 REPORTED_RATE = 43.1
 REPORTED = (
     "field report of a g5g, not ours: Gemma 4 E2B, one stream, one sample (no spread), attention "
