@@ -247,8 +247,10 @@ def lines(data: dict[str, Any]) -> list[str]:
     """For people."""
     theoretical = data["theoretical_gb_s"]
     found = [
-        f"{data['gpu']} (capability {data['capability']}, driver {data['driver'] or '?'}, CUDA "
-        f"{data['cuda']}, L2 {data['l2_bytes'] / 2**20:g} MiB), {data['repeats']} runs each",
+        (
+            f"{data['gpu']} (capability {data['capability']}, driver {data['driver'] or '?'}, CUDA "
+            f"{data['cuda']}, L2 {data['l2_bytes'] / 2**20:g} MiB), {data['repeats']} runs each"
+        ),
         f"theoretical: {theoretical:g} GB/s (clock and bus, as the driver says)"
         if theoretical
         else "theoretical: the driver does not say",

@@ -76,8 +76,10 @@ def svg(data: Mapping[str, Any]) -> str:
     height = top + _HEIGHT + _LINE * (len(foot) + 1)
     title = f"{data['model']}: speed over streams"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="t d" '
-        f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="t d" '
+            f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
+        ),
         f'<title id="t">{escape(title)}</title><desc id="d">{escape(_told(data))}</desc>',
         f"<style>{_style(len(names))}</style>",
         f'<text class="head" x="16" y="28">{escape(title)}</text>',
