@@ -24,7 +24,7 @@ _WORDS_TEXT = (
     "country problem hand part place case week company system program question work government "
     "number night point home water room mother area money story fact month lot right study book "
     "eye job word business issue side kind head house service friend father power hour game line "
-    "end member law car"
+    "end law car"
 )
 _WORDS = _WORDS_TEXT.split()
 # Words that are counted together; enough groups for 8^12 beginnings and more.
