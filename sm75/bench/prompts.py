@@ -62,7 +62,7 @@ class Writer:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311
         self._begun: set[tuple[str, ...]] = set()
-        self._words = list(_WORDS)
+        self._words = _WORDS
         self._cost, self._template = 1, 0
 
     async def learn(self, count: Count) -> bool:
@@ -99,8 +99,11 @@ class Writer:
         costs = {}
         for word in _WORDS[: 4 * _GROUP]:
             costs[word] = ((await count(f"{first} {word}")) or 0) - alone
-        self._cost = max(1, Counter(costs.values()).most_common(1)[0][0])
-        self._words = [word for word, cost in costs.items() if cost == self._cost] or list(_WORDS)
+        common = Counter(cost for cost in costs.values() if cost > 0)
+        # The cheaper, the closer to any length; of enough words.
+        enough = sorted(cost for cost, words in common.items() if words >= _GROUP)
+        self._cost = (enough or [cost for cost, _ in common.most_common(1)] or [1])[0]
+        self._words = [word for word, cost in costs.items() if cost == self._cost] or _WORDS
 
     async def fit(self, wanted: int, count: Count) -> Length:
         """Find how many words make so many tokens, by counts of trials.

@@ -16,7 +16,7 @@ from sm75.bench.run import Case, Measured, Round
 from sm75.bench.stats import Summary
 
 SCHEMA = 1
-# The second time is known when it takes less than this share of the first.
+# Prompts are known the second time when the slowest takes less than this share of the fastest.
 _KNOWN = 0.5
 METRICS = {
     "ttft_s": "seconds to the first text",
@@ -124,8 +124,8 @@ def notes(measured: Measured, found: Sequence[dict[str, Any]]) -> list[str]:
         first, second = measured.again
         if second < _KNOWN * first or measured.again_cached:
             said.append(
-                f"the server caches prefixes: the same prompt again took {second * 1e3:.0f} ms to "
-                f"its first text instead of {first * 1e3:.0f}. No measured prompt was sent twice"
+                f"the server caches prefixes: the same prompts again took {second * 1e3:.0f} ms to "
+                f"the first text instead of {first * 1e3:.0f}. No measured prompt was sent twice"
             )
     if any((one["tokens_a_piece"] or 0) > 1.5 for one in found):
         said.append("pieces hold several tokens: gaps between pieces are not those of tokens")

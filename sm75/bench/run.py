@@ -15,6 +15,8 @@ from sm75.progress import Reporter
 
 # Tokens of the answers by which the server's abilities are found out.
 _TRIAL_TOKENS = 4
+# Prompts that are asked twice.
+_AGAIN = 3
 # Rounds in a row without one whole answer, after which the server is given up.
 _HOPELESS = 3
 
@@ -94,7 +96,8 @@ class Measured:
         exact: Whether it takes ``ignore_eos`` and ``min_tokens``.
         lengths: How prompts of each length are made.
         rounds: Of each case.
-        again: Seconds to the first text of a prompt, and of the same prompt once more.
+        again: Seconds to the first text of prompts, the least, and of the same prompts once more,
+            the most.
         again_cached: Tokens that it took from its cache then, as it says.
         model: The model's name at the server.
     """
@@ -139,7 +142,8 @@ async def measure(client: Client, plan: Plan, reporter: Reporter) -> Measured:
             if measured.counts
             else Length(wanted=wanted, words=max(2, wanted))
         )
-    await _again(client, measured, writer.write(measured.lengths[max(plan.prompts)]))
+    longest = measured.lengths[max(plan.prompts)]
+    await _again(client, measured, [writer.write(longest) for _ in range(_AGAIN)])
     cases = plan.cases()
     measured.rounds = {case: [] for case in cases}
     order = random.Random(plan.seed)  # noqa: S311
@@ -179,13 +183,17 @@ async def _abilities(client: Client) -> int | None:
             client.wishes = less
 
 
-async def _again(client: Client, measured: Measured, prompt: str) -> None:
-    """Ask the same thing twice: is the second time known already?"""
+async def _again(client: Client, measured: Measured, prompts: Sequence[str]) -> None:
+    """Ask the same things twice: are they known the second time?"""
     try:
-        first, second = await client.ask(prompt, 1), await client.ask(prompt, 1)
+        first = [await client.ask(prompt, 1) for prompt in prompts]
+        second = [await client.ask(prompt, 1) for prompt in prompts]
     except (ServerError, BadAnswer):  # too long for it, say: the rounds will tell
         return
-    measured.again, measured.again_cached = (first.ttft, second.ttft), second.cached_tokens
+    measured.again = (min(one.ttft for one in first), max(one.ttft for one in second))
+    measured.again_cached = max(
+        (one.cached_tokens for one in second if one.cached_tokens is not None), default=None
+    )
 
 
 async def _round(client: Client, prompts: Sequence[str], tokens: int) -> Round:

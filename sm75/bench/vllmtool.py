@@ -22,6 +22,8 @@ from sm75.errors import ToolchainError, UsageError
 from sm75.progress import Reporter
 
 _SHOWN = 3
+COLUMNS = ("errors", "start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens")
+"""Fields of its result that have a value for each request."""
 
 
 def command(
@@ -118,9 +120,7 @@ def rounds(result: Mapping[str, Any], case: Case) -> list[Round]:
     """
     try:
         found: list[Reply | str] = []
-        columns = ("errors", "start_times", "ttfts", "latencies", "itls", "input_lens",
-                   "output_lens")  # fmt: skip
-        rows = zip(*(result[name] for name in columns), strict=True)
+        rows = zip(*(result[name] for name in COLUMNS), strict=True)
         for error, start, ttft, latency, itl, prompt, output in sorted(rows, key=lambda r: r[1]):
             if error:
                 found.append(str(error).strip().splitlines()[-1])

@@ -118,8 +118,9 @@ class Gpu:
 
     def _place(self, address: int, words: int) -> int:
         assert address % (4 * words) == 0, "unaligned"
-        assert any(start <= address and address + 4 * words <= start + size
-                   for start, size in self.held.items()), "outside of what is allocated"  # fmt: skip
+        end = address + 4 * words
+        inside = (start <= address and end <= start + size for start, size in self.held.items())
+        assert any(inside), "outside of what is allocated"
         return address // 4
 
     def launch(self, kernel: str, blocks: int, threads: int, values: Sequence[Any]) -> None:

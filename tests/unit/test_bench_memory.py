@@ -161,13 +161,12 @@ def test_a_driver_without_a_gpu(
 def test_it_runs_with_nothing_but_python() -> None:
     """No site-packages: the machine with the GPU has none of ours."""
     code = (
-        "import sys; from sm75.bench import cuda, memory; cuda.LIBRARY = 'nowhere.so'; "
-        "sys.exit(memory.main(['--json']))"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from sm75.bench import cuda, memory; "
+        "cuda.LIBRARY = 'nowhere.so'; sys.exit(memory.main(['--json']))"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 6, done.stderr
     assert "there is no NVIDIA driver here" in done.stderr
 
@@ -175,4 +174,7 @@ def test_it_runs_with_nothing_but_python() -> None:
 def test_memory_takes_no_options_of_servers(run: Runner) -> None:
     assert run("bench", "--memory", "--concurrency", "2").code == 2
     assert run("bench", "--size", "2").code == 2
-    assert run("bench", "--memory", "--dry-run", "--json").json == {"sizes_mib": [1024], "device": 0}
+    assert run("bench", "--memory", "--dry-run", "--json").json == {
+        "sizes_mib": [1024],
+        "device": 0,
+    }
