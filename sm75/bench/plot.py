@@ -32,10 +32,12 @@ svg { background: #ffffff; font: 13px system-ui, sans-serif; }
 text { fill: #1b1f24; } .dim { fill: #57606a; } .head { font-size: 17px; font-weight: 600; }
 .axis { stroke: #57606a; fill: none; } .grid { stroke: #d8dee4; }
 .limit { stroke: #57606a; stroke-dasharray: 3 3; fill: none; }
+.over { paint-order: stroke; stroke: #ffffff; stroke-width: 3px; }
 """
 _DARK_STYLE = """
 svg { background: #14171c; } text { fill: #e8ebef; } .dim { fill: #a5adb8; }
 .axis { stroke: #a5adb8; } .grid { stroke: #2d333b; } .limit { stroke: #a5adb8; }
+.over { stroke: #14171c; }
 """
 
 
@@ -71,8 +73,8 @@ def svg(data: Mapping[str, Any]) -> str:
     rows = math.ceil(len(names) / 3)
     top = _HEAD + _LINE * (rows + 1)
     report = field_report()
-    foot = [f"Beside it: {report['tokens_s']} tok/s, {report['conditions']}."]
-    foot += _wrapped(f"Bars: {data['confidence_method']}. " + " ".join(data["notes"]), 150)
+    foot = _wrapped(f"Beside it: {report['tokens_s']} tok/s, {report['conditions']}.", 130)
+    foot += _wrapped(f"Bars: {data['confidence_method']}. " + " ".join(data["notes"]), 130)
     height = top + _HEIGHT + _LINE * (len(foot) + 1)
     title = f"{data['model']}: speed over streams"
     parts = [
@@ -156,7 +158,7 @@ def _panels(data: Mapping[str, Any], names: Sequence[str]) -> list[Panel]:
         if first == 1:
             rate = field_report()["tokens_s"]
             limits.append(
-                (f"{rate} field report, not ours",
+                (f"{rate}: not ours, see below",
                  [Point(streams=1, value=rate, low=rate, high=rate)])
             )  # fmt: skip
     return [
@@ -218,13 +220,14 @@ def _panel(panel: Panel, names: Sequence[str], box: tuple[float, float, float, f
         f'<text class="dim" x="{(left + right) / 2:.1f}" y="{bottom + 34:.1f}" '
         'text-anchor="middle">streams at once</text>'
     )
+    labels = []
     for label, points in panel.limits:
         half = (right - left) / len(streams) / 2
         path = [(x(one.streams) + side * half, y(one.value)) for one in points for side in (-1, 1)]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in path)
         parts.append(f'<polyline class="limit" points="{line}"/>')
-        parts.append(
-            f'<text class="dim" x="{path[0][0] + 4:.1f}" y="{path[0][1] - 4:.1f}" '
+        labels.append(
+            f'<text class="dim over" x="{path[0][0] + 4:.1f}" y="{path[0][1] + 13:.1f}" '
             f'font-size="11">{escape(label)}</text>'
         )
     for number, name in enumerate(names):
@@ -240,7 +243,7 @@ def _panel(panel: Panel, names: Sequence[str], box: tuple[float, float, float, f
                 f'y2="{y(one.high):.1f}"/>'
             )
             parts.append(_mark(number, at, y(one.value)))
-    return parts
+    return parts + labels
 
 
 def _mark(number: int, x: float, y: float) -> str:

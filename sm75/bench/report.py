@@ -176,7 +176,8 @@ def lines(data: dict[str, Any]) -> list[str]:
         found.append(
             f"ceiling: {roofline['bandwidth_gb_s']:g} GB/s ({roofline['bandwidth_from']}) over "
             f"{roofline['weight_bytes_a_token'] / 1e9:.3f} GB of weights a step "
-            f"({roofline['weight_bytes_from']}) and the keys and values of each stream"
+            f"({roofline['weight_bytes_from']})"
+            + (" and the keys and values of each stream" if roofline["kv_layers"] else "")
         )
         for kind, about in roofline["weight_kinds"].items():
             found.append(

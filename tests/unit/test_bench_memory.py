@@ -158,6 +158,53 @@ def test_a_driver_without_a_gpu(
     assert "CUDA_ERROR_NO_DEVICE" in ended.err
 
 
+def standin(home: Path, *, old: bool = False) -> str:
+    """A library in the place of the driver's, which works on this machine's memory."""
+    library = home / "libcuda.so.1"
+    source = ROOT / "tests" / "unit" / "standinlibcuda.c"
+    subprocess.run(
+        ["cc", "-O2", f"-DOLD={int(old)}", "-shared", "-fPIC", "-o", library, source], check=True
+    )
+    return str(library)
+
+
+def test_the_driver_is_called_as_it_declares(
+    run: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Handles of 64 bits, structures given back, numbers of the right width: all through ctypes."""
+    monkeypatch.setattr("sm75.bench.cuda.LIBRARY", standin(tmp_path))
+    out = tmp_path / "result"
+    line = ("bench", "--memory", "--size", "1", "--size", "2", "--repeats", "7", "--device", "1")
+    ended = run(*line, "--json", "--out", out)
+    assert ended.code == 0, ended.err
+    data = ended.json
+    assert json.loads((tmp_path / "result.json").read_text()) == data
+    assert (data["gpu"], data["capability"], data["cuda"]) == ("second", "7.5", "13.2")
+    # 2 x 5,001 MHz x 256 bits.
+    assert data["theoretical_gb_s"] == 320.1
+    assert data["used_by_others_bytes"] == 12 << 30
+    assert [(one["kind"], one["bytes"] >> 20) for one in data["results"]] == [
+        (kind, size) for size in (1, 2) for kind in ("read", "copy", "driver copy")
+    ]
+    assert all(one["gb_s"]["low"] <= one["gb_s"]["median"] for one in data["results"])
+    ended = run(*line)
+    assert "others hold 12.0 GiB of its memory" in ended.out
+    assert "theoretical: 320.1 GB/s" in ended.out
+    assert run("bench", "--memory", "--size", "1", "--device", "2").code == 6
+    ended = run("bench", "--memory", "--size", "2000")
+    assert ended.code == 2
+    assert "3072 of 15360 MiB are" in ended.err
+
+
+def test_a_gpu_that_is_too_old(
+    run: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sm75.bench.cuda.LIBRARY", standin(tmp_path, old=True))
+    ended = run("bench", "--memory", "--size", "1")
+    assert ended.code == 6
+    assert "first has compute capability 7.0" in ended.err
+
+
 def test_it_runs_with_nothing_but_python() -> None:
     """No site-packages: the machine with the GPU has none of ours."""
     code = (
