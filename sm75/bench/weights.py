@@ -6,7 +6,7 @@ Read out of the headers of its safetensors files
 
 Read whole for each token: all projections, norms, and the table of output logits (that of the input
 embedding where both are tied). Not read whole: a table of embeddings gives one row a token. Of
-Gemma 3n and Gemma 4 E models, ``embed_tokens_per_layer`` is such a table, and it is nearly half of
+Gemma 3n and Gemma 4 E models, ``embed_tokens_per_layer`` is such a table, the largest tensor of
 the file. Not read at all for text: vision and audio towers, and the key and value projections of
 layers that take another layer's (``num_kv_shared_layers``; vLLM 0.33.0, gemma4.py, does not load
 them). Of a mixture of experts, the chosen ones' share.
