@@ -217,6 +217,7 @@ def measure(
 def _measure(bench: Bench, repeats: int) -> list[dict[str, Any]]:
     bench.check(bench.source, "what was filled")
     bench.check_notices()
+    bench.check(bench.source, "what was put back")
     words = bench.size // _WORD
     kinds: dict[str, tuple[Callable[[], None], int]] = {
         "read": (lambda: bench.read(bench.source), 1),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sm75.bench import stats
-from sm75.bench.prompts import Writer
+from sm75.bench.prompts import Length, Writer
 from sm75.bench.roofline import Roofline
 from sm75.bench.weights import EXPERTS, ROW, UNUSED, WHOLE, Reads, reads
 from sm75.errors import UsageError
@@ -104,6 +104,12 @@ def test_prompts_have_the_length_that_the_server_counts(tokenizer: Callable[[str
 def test_prompts_are_never_the_same() -> None:
     prompts, _, _ = fit(chatserver.words, [12] * 200)
     assert len(set(prompts)) == 600
+    writer = Writer(1)
+    writer._words = ["one", "two", "three"]
+    length = Length(wanted=9, words=2)
+    assert len({writer.write(length) for _ in range(9)}) == 9
+    with pytest.raises(UsageError, match="no new prompt of 9 tokens is left"):
+        writer.write(length)
 
 
 def test_no_prompt_is_shorter_than_the_template() -> None:
