@@ -233,7 +233,7 @@ def test_a_failure_is_counted_and_its_round_left_out(
 def test_a_server_that_always_fails(chat: ChatServer, mood: int | str) -> None:
     chat.moods = [mood] * 20
     with pytest.raises(ServerError, match="no whole answer any more") as failed:
-        ask(chat, repeats=20, timeout=0.5 if mood == "hang" else 20.0)
+        ask(chat, repeats=20, timeout=2.0 if mood == "hang" else 20.0)
     assert failed.value.exit_code == 11
     # It was given up.
     assert len(chat.moods) == 17
