@@ -1,4 +1,4 @@
-"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``health``."""
+"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``health``, ``bench``."""
 
 from __future__ import annotations
 
@@ -200,4 +200,57 @@ def explain_command(as_json: bool, write_page: bool, subject: str) -> None:
         raise SystemExit(found.exit_code)
 
 
-COMMANDS = (install_command, doctor, explain_command, health)
+@click.command("bench")
+@shared("dry", "json")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--served", default="", help="The model's name there; default: the first listed.")
+@click.option("--model", type=FILE, help="The model's files: what a token reads, for the ceiling.")
+@click.option("--weight-bytes", type=click.IntRange(min=1), default=None,
+              help="Instead: bytes of weights that are read for a token.")  # fmt: skip
+@click.option("--bandwidth", type=click.FloatRange(min=0.1), default=None,
+              help="GB/s that the card reads (bench --memory); default: 277, a T4G's.")  # fmt: skip
+@click.option("--prompt-tokens", default="128,1024", show_default=True, help="Lengths, a list.")
+@click.option("--output-tokens", default="128", show_default=True, help="Lengths, a list.")
+@click.option("--concurrency", default="1,4,8", show_default=True, help="Streams, a list.")
+@click.option("--repeats", type=click.IntRange(min=1), default=None,
+              help="Measured rounds of each; default: 10, with --memory 20.")  # fmt: skip
+@click.option("--warmups", type=click.IntRange(min=0), default=2, show_default=True,
+              help="Rounds of each before, which do not count.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=None,
+              help="Of the prompts; default: another each time.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
+              help="Seconds for each answer.")  # fmt: skip
+@click.option("--no-health", is_flag=True, help="Do not read answers first.")
+@click.option("--out", type=FILE, help="Write NAME.json and NAME.svg; default: bench-TIME.")
+@click.option("--tool", type=click.Choice(["own", "vllm"]), default="own", show_default=True,
+              help="vllm: measure with vllm bench serve of --prefix.")  # fmt: skip
+@click.option("--prefix", type=FILE, help="With --tool vllm: the environment that has it.")
+@click.option("--memory", is_flag=True, help="Measure this machine's card instead of a server.")
+@click.option("--size", type=click.IntRange(min=1), multiple=True,
+              help="With --memory: MiB to read; default: 1024.")  # fmt: skip
+@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True,
+              help="With --memory: number of the GPU.")  # fmt: skip
+@click.pass_context
+def bench_command(context: click.Context, /, **given: Any) -> None:
+    """Measure a server's speed against what the card's memory allows, or the card's memory.
+
+    Exit code 0: measured; 1: requests failed, nonsense, or counts that cannot be; 6: no GPU; 11: no
+    answer. A key is taken from VLLM_API_KEY. See docs/bench.md.
+    """
+    from sm75.bench import command
+
+    default = click.core.ParameterSource.DEFAULT
+    chosen = {name for name in given if context.get_parameter_source(name) is not default}
+    if given["memory"]:
+        data, said = command.memory(chosen, given), command.memory_lines
+    else:
+        data, said = command.server(chosen, given), command.server_lines
+    if given["as_json"]:
+        print_json(data)
+    else:
+        said(data)
+    if not data.get("good", True):
+        raise SystemExit(1)
+
+
+COMMANDS = (install_command, doctor, explain_command, health, bench_command)

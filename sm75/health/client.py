@@ -7,7 +7,6 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from sm75.errors import ServerError, UsageError
+from sm75.health.events import Events
 from sm75.health.questions import Question
 
 # More than any answer to our questions; a server that sends for ever must not fill the memory.
@@ -213,7 +213,8 @@ def _whole(body: bytes) -> tuple[str, str]:
 
 def _streamed(body: bytes) -> tuple[str, str]:
     text, finish, over = "", "", False
-    for event in _events(body):
+    events = Events()
+    for event in (*events.feed(body), *events.close()):
         if event == "[DONE]":
             over = True
             break
@@ -229,13 +230,6 @@ def _streamed(body: bytes) -> tuple[str, str]:
     if not over:
         raise BadAnswer("its stream ended without [DONE]")
     return text, finish
-
-
-def _events(body: bytes) -> Iterator[str]:
-    """The data of server-sent events; comments and other fields are skipped."""
-    for line in body.decode("utf-8", errors="replace").splitlines():
-        if line.startswith("data:"):
-            yield line.removeprefix("data:").strip()
 
 
 def _text(value: Any) -> str:
