@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -140,10 +141,11 @@ def calls() -> list[Call]:
             if f"{_OUR_NAME} " in code
         ]
         for where, script in scripts:
-            for command in simple_commands(script):
-                words = ours(command)
-                if words is not None:
-                    found.append(Call(where, words))
+            with suppress(ValueError):  # an open quote: bash says so, in another test
+                for command in simple_commands(script):
+                    words = ours(command)
+                    if words is not None:
+                        found.append(Call(where, words))
     return found
 
 

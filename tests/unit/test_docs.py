@@ -187,7 +187,8 @@ def test_units_are_units(tmp_path: Path) -> None:
         (tmp_path / unit.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
-        check=False, capture_output=True, text=True, env={**os.environ, "SYSTEMD_LOG_LEVEL": "err"},
+        check=False, capture_output=True, text=True,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
     )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
     assert (done.returncode, said) == (0, []), done.stderr
@@ -228,7 +229,11 @@ def test_anchors_are_as_github_makes_them(tmp_path: Path) -> None:
 
 def _harmless(call: Call) -> bool:
     """Whether a command reads only, here only, and in seconds: a rule, no list of lines."""
-    words, path = call.words, docskit.parse(orchestrator.cli, call.words)
+    words = call.words
+    try:
+        path = docskit.parse(orchestrator.cli, words)
+    except click.ClickException:  # another test says so
+        return False
     if any(re.fullmatch(r"[A-Z][A-Z-]+", word) for word in words):
         return False  # it has a place to fill
     if {"--help", "-h", "--version"} & set(words):
@@ -238,8 +243,8 @@ def _harmless(call: Call) -> bool:
             return "--write-page" not in words
         case ("lock",):
             return words == ("lock",)
-        case ("fetch",):
-            return "--dry-run" in words
+        case ("fetch",) | ("build",):  # --offline wants a store that is filled
+            return "--dry-run" in words and "--offline" not in words
         case ("doctor",):
             return words == ("doctor",)
         case ("channel", "verify" | "sizes" | "export"):
