@@ -131,6 +131,4 @@ def plan(layers: Sequence[Layer]) -> Cache:
         for number in [math.ceil(kind.layers / size)]
         for part in range(number)
     ]
-    return Cache(
-        groups=tuple(groups), block_bytes=page * max(group.layers for group in groups)
-    )
+    return Cache(groups=tuple(groups), block_bytes=page * max(group.layers for group in groups))
