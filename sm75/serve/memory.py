@@ -118,7 +118,6 @@ class Budget:
 
 def divide(
     card_mib: int, weights: int, shape: Shape, cache: Cache | None, settings: Settings,
-    *, used_mib: int = 0,
 ) -> Budget:  # fmt: skip
     """Divide the card's memory.
 
