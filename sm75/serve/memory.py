@@ -118,6 +118,7 @@ class Budget:
 
 def divide(
     card_mib: int, weights: int, shape: Shape, cache: Cache | None, settings: Settings,
+    *, seen: bool,
 ) -> Budget:  # fmt: skip
     """Divide the card's memory.
 
@@ -127,6 +128,7 @@ def divide(
         shape: The model.
         cache: Its KV cache's division; nothing where it cannot be told.
         settings: What vLLM is told.
+        seen: Whether the card is here.
     """
     offered = card_mib - DRIVER_MIB
     scratch = _scratch(shape, cache, settings) / MIB
@@ -139,12 +141,13 @@ def divide(
     left = mine - weights / MIB - forward - logits - graphs - towers
     method = f", {shape.quantized}" if shape.quantized else ""
     rows = [
-        Row(what="card", mib=card_mib, known="known", note="nvidia-smi"),
+        Row(what="card", mib=card_mib, known="known",
+            note="nvidia-smi" if seen else "a T4G's; no GPU is seen here"),
         Row(what="- kept by the driver", mib=DRIVER_MIB, known="estimated",
             note=f"CUDA offers {offered:,}"),
         Row(what="- CUDA context, cuBLAS", mib=CONTEXT_MIB, known="estimated"),
         Row(what="- attention scratch", mib=scratch, known="vLLM's sum",
-            note=f"{len(cache.groups) if cache else 0} groups of layers"),
+            note=f"{len(cache.groups) if cache else 0} groups, widest head for all"),
         Row(what="- held back", mib=RESERVE_MIB, known="estimated",
             note="late kernels, fragments"),
     ]  # fmt: skip

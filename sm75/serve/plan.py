@@ -90,7 +90,7 @@ class Plan:
     def lines(self) -> list[str]:
         """For people: the table, what it means, the command line last."""
         shape, budget = self.shape, self.budget
-        text = [f"{'MiB':>8}  {'':<25} {'':<11}"]
+        text = [f"{'MiB':>8}"]
         for row in budget.rows:
             text.append(f"{row.mib:>8,.0f}  {row.what:<25} {row.known:<11} {row.note}".rstrip())
         text.append("estimated: not seen on a T4G; vLLM measures it at its start.")
@@ -151,7 +151,7 @@ def make(
     given: Given,
     *,
     environment: Mapping[str, str],
-    card_mib: int = T4G_MIB,
+    card_mib: int = 0,
     ram_gib: float | None = None,
 ) -> Plan:
     """Plan a start.
@@ -162,7 +162,7 @@ def make(
         model: Its directory.
         given: The user's own flags.
         environment: Variables.
-        card_mib: The card's memory as nvidia-smi says.
+        card_mib: The card's memory as nvidia-smi says; 0: none is seen, a T4G's is taken.
         ram_gib: The machine's; nothing where it cannot be seen.
 
     Raises:
@@ -170,6 +170,7 @@ def make(
         CheckFailed: The model does not fit, or is incomplete.
     """
     flags.refuse(given, environment)
+    seen, card_mib = bool(card_mib), card_mib or T4G_MIB
     shape = shapes.load(model)
     weights = measure(model, tied=shape.tied)
     if weights is None:
@@ -180,7 +181,7 @@ def make(
     cards = given.number("--tensor-parallel-size") or 1
     cache = _cache(shape, cards)
     on_card = weights.card_bytes(4 if given.value("--dtype") in ("float32", "float") else 2)
-    settings, budget, length = _choose(card_mib, on_card // cards, shape, cache, given)
+    settings, budget, length = _choose(card_mib, on_card // cards, shape, cache, given, seen=seen)
     _must_fit(budget, on_card // cards, card_mib, cache, settings, length, given)
     ours = [
         ("--dtype", "float16"),
@@ -209,7 +210,7 @@ def make(
 
 
 def _choose(
-    card_mib: int, weights: int, shape: Shape, cache: Cache | None, given: Given
+    card_mib: int, weights: int, shape: Shape, cache: Cache | None, given: Given, *, seen: bool
 ) -> tuple[Settings, Budget, int]:
     """The most sequences for which usual requests fit, and the longest request then."""
     asked, length = given.number("--max-num-seqs"), given.number("--max-model-len")
@@ -223,7 +224,7 @@ def _choose(
             element=4 if given.value("--dtype") in ("float32", "float") else 2,
             steps=1 if given.has("--no-async-scheduling") else 2,
         )  # fmt: skip
-        budget = divide(card_mib, weights, shape, cache, settings)
+        budget = divide(card_mib, weights, shape, cache, settings, seen=seen)
         if cache is None or budget.cache <= 0:
             if cache is None and budget.cache > 0:
                 return settings, budget, 0

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sm75.doctor import facts
-from sm75.doctor.rules import T4G_MIB
 from sm75.health import check
 from sm75.health.client import Server
 from sm75.serve import place
@@ -39,7 +38,7 @@ def plan(
     gpus = facts.list_gpus()
     return make(
         program, model, place.model(model, environment), given, environment=environment,
-        card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else T4G_MIB,
+        card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else 0,
         ram_gib=facts.meminfo().get("MemTotal"),
     )  # fmt: skip
 

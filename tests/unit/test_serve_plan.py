@@ -16,6 +16,7 @@ from sm75.serve.plan import Plan, make
 from sm75.serve.weights import measure, weight_files
 from sm75.smem.models import MODELS, Layer
 from tests.unit import servekit
+from tests.unit.projectkit import ROOT
 
 VLLM = Path("/env/bin/vllm")
 TABLE = {model.name: model for model in MODELS}
@@ -97,7 +98,7 @@ def test_no_config(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="cannot be read"):
         planned(model)
     (model / "config.json").unlink()
-    with pytest.raises(CheckFailed, match="no config.json"):
+    with pytest.raises(CheckFailed, match=r"no config\.json"):
         planned(model)
 
 
@@ -184,8 +185,12 @@ def test_what_is_planned_adds_up(tmp_path: Path, config: Mapping[str, Any]) -> N
                   ("CUDA context, cuBLAS", "attention scratch", "held back"))  # fmt: skip
     assert rows["= vLLM's share"] + outside <= offered
     assert rows["= vLLM's share"] == pytest.approx(found.budget.share * offered)
-    used = sum(mib for name, mib in rows.items() if name in (
-        "- weights", "- one step's activations", "- logits while sampling", "- CUDA graphs"))
+    used = sum(
+        mib
+        for name, mib in rows.items()
+        if name
+        in ("- weights", "- one step's activations", "- logits while sampling", "- CUDA graphs")
+    )
     assert rows["= KV cache"] == pytest.approx(rows["= vLLM's share"] - used)
     assert found.budget.cache == int(rows["= KV cache"] * memory.MIB)
     sums = found.sums()
@@ -226,7 +231,7 @@ def test_the_users_numbers_are_counted_with(tmp_path: Path) -> None:
     assert short.length == 4000
     assert short.sums()["requests_of_full_length"] > plain.sums()["requests_of_full_length"]
     auto = planned(model, "--max-model-len", "auto")
-    assert ("--max-model-len", "auto") == auto.command[-2:]
+    assert auto.command[-2:] == ("--max-model-len", "auto")
     two = planned(model, "-tp", "2")
     weights = {row.what: row.mib for row in plain.budget.rows}["- weights"]
     assert {row.what: row.mib for row in two.budget.rows}["- weights"] == pytest.approx(weights / 2)
@@ -291,7 +296,7 @@ def test_towers_cost(tmp_path: Path) -> None:
 
 
 def test_graph_sizes_are_vllms() -> None:
-    """vllm/config/vllm.py:2398 says them in words; 51 for 256 sequences, as its logs have."""
+    """vllm/config/vllm.py:2398 says them in words."""
     sizes = memory.Settings(seqs=256).captured
     assert sizes[:5] == [1, 2, 4, 8, 16]
     assert sizes[-2:] == [496, 512]
@@ -346,3 +351,13 @@ def test_the_address(arguments: tuple[str, ...], url: str) -> None:
 def test_no_port() -> None:
     with pytest.raises(UsageError, match="is no port"):
         place.address(Given(("--port", "99999")))
+
+
+def test_the_documentation_shows_what_is_said(tmp_path: Path) -> None:
+    """The example of docs/serving.md: the language part of Gemma 4 E2B on a g5g.2xlarge."""
+    directory = servekit.model(tmp_path / "m", servekit.E2B)
+    found = make(Path("/opt/vllm/bin/vllm"), "/srv/model", directory, Given(()), environment={},
+                 ram_gib=15.4)  # fmt: skip
+    page = (ROOT / "docs" / "serving.md").read_text()
+    shown = page.partition("<!-- example -->\n```\n")[2].partition("\n```\n")[0]
+    assert shown == "\n".join(found.lines())

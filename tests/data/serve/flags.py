@@ -1,6 +1,6 @@
 """The flags of ``vllm serve`` that a release's engine has: the truth of test_serve_flags.py.
 
-    python3 flags.py SDIST-TREE > flags-RELEASE.txt
+python3 flags.py SDIST-TREE > flags-RELEASE.txt
 """
 
 from __future__ import annotations
