@@ -194,7 +194,8 @@ def test_what_is_planned_adds_up(tmp_path: Path, config: Mapping[str, Any]) -> N
     assert rows["= KV cache"] == pytest.approx(rows["= vLLM's share"] - used)
     assert found.budget.cache == int(rows["= KV cache"] * memory.MIB)
     sums = found.sums()
-    assert sums["requests_of_full_length"] >= 1
+    # A request of full length fits with room to spare, for the rows above it are estimates.
+    assert sums["request_bytes"] <= 0.85 * found.budget.cache
     assert sums["requests_of_usual_length"] >= found.settings.seqs
     assert found.length <= int(config["max_position_embeddings"])
     assert found.length % 16 == 0
