@@ -8,7 +8,7 @@ exit code  meaning
 =========  ==========================================================
 0          done
 1          a check failed (``verify``, ``patches check``, ``lock --check``, ``doctor``), or
-           ``explain LOG`` knows nothing that is in the log
+           ``explain LOG`` knows nothing that is in the log, or ``serve``: the model does not fit
 2          wrong command line
 3          lock: unknown release, bad or disagreeing lock file
 4          fetch: unreachable, truncated, altered or unhashed input
@@ -17,7 +17,7 @@ exit code  meaning
 7          build: a step of the recipe failed
 8          channel: a package or the index is damaged or incomplete
 9          the disk is full or a file cannot be written
-10         another run holds the lock
+10         another run holds the lock, or ``serve``: another server has the port
 11         ``health``: the server does not answer
 70         a fault in this program (please report it)
 130        interrupted (Ctrl-C)
