@@ -8,8 +8,8 @@ exit code  meaning
 =========  ==========================================================
 0          done
 1          a check failed (``verify``, ``patches check``, ``lock --check``, ``doctor``), or
-           ``explain LOG`` knows nothing that is in the log, or ``bench`` met nonsense, failed
-           requests, or counts that cannot be
+           ``explain LOG`` knows nothing that is in the log, the model of ``serve`` does not fit,
+           or ``bench`` met nonsense, failed requests, or counts that cannot be
 2          wrong command line
 3          lock: unknown release, bad or disagreeing lock file
 4          fetch: unreachable, truncated, altered or unhashed input
@@ -18,7 +18,7 @@ exit code  meaning
 7          build: a step of the recipe failed
 8          channel: a package or the index is damaged or incomplete
 9          the disk is full or a file cannot be written
-10         another run holds the lock
+10         another run holds the lock, or ``serve``: another server has the port
 11         ``health``, ``bench``: the server does not answer
 70         a fault in this program (please report it)
 130        interrupted (Ctrl-C)

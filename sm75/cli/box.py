@@ -1,4 +1,5 @@
-"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``health``, ``bench``."""
+"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``serve``, ``health``, ``bench``.
+"""
 
 from __future__ import annotations
 
@@ -148,6 +149,45 @@ def health(
         raise SystemExit(found.exit_code)
 
 
+@click.command()
+@shared("dry", "json")
+@click.option("--prefix", type=FILE, help="The environment; default: the active conda one.")
+@click.option("--health", "ask", is_flag=True, help="Say when it answers, and whether rightly.")
+@click.option("--wait", "patience", type=click.FloatRange(min=0), default=900.0,
+              show_default=True, help="With --health: seconds to wait for it.")  # fmt: skip
+@click.argument("model")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def serve(
+    dry_run: bool, as_json: bool, prefix: Path | None, ask: bool, patience: float, model: str,
+    arguments: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Start vllm serve MODEL with what a T4G needs; your own flags go behind --.
+
+    MODEL: a directory, or an id whose files are in Hugging Face's cache. Says beforehand where the
+    card's memory goes. The exit code is the server's, or 128 + n when signal n killed it; before
+    its start: 1 when the model does not fit or is damaged, 2 when something asked for cannot work,
+    10 when the port is taken.
+    """
+    if as_json and not dry_run:
+        raise UsageError(
+            "--json goes with --dry-run", why="the output of a server that runs is its own",
+            fix="python3 orchestrator.py serve MODEL --dry-run --json",
+        )  # fmt: skip
+    from sm75.serve import start
+
+    plan = start.plan(model, arguments, prefix=prefix, environment=os.environ)
+    if as_json:
+        print_json(plan.to_json())
+        return
+    for line in plan.lines():
+        click.echo(line, err=not dry_run)
+    if not dry_run:
+        code = start.run(
+            plan, arguments, environment=os.environ, patience=patience if ask else None
+        )
+        raise SystemExit(code)
+
+
 def _examine(*, strict: bool, as_json: bool, **what: Any) -> None:
     from sm75.doctor import facts, rules
 
@@ -253,4 +293,4 @@ def bench_command(context: click.Context, /, **given: Any) -> None:
         raise SystemExit(1)
 
 
-COMMANDS = (install_command, doctor, explain_command, health, bench_command)
+COMMANDS = (install_command, doctor, explain_command, serve, health, bench_command)

@@ -19,6 +19,7 @@ import httpx
 from sm75 import contract
 from sm75.errors import ToolchainError, UsageError
 from sm75.lockfile import G5G, TargetContract
+from sm75.serve.weights import weight_files
 from sm75.toolchain.host import find_compiler
 
 # Seconds for a program that is asked for its version.
@@ -144,11 +145,11 @@ def collect(
         environment: Variables; default: the process's.
     """
     instance, source = _instance(system, imds=imds)
-    gpus = _gpus(ask) if which("nvidia-smi") else None
+    gpus = list_gpus(ask) if which("nvidia-smi") else None
     torch, torch_why = _torch(path)
     nvcc = which("nvcc") or ""
     compiler, compiler_why = _compiler()
-    memory = _meminfo(system)
+    memory = meminfo(system)
     return Facts(
         machine=platform.machine(),
         instance=instance,
@@ -190,7 +191,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _gpus(ask: Run) -> tuple[Gpu, ...] | None:
+def list_gpus(ask: Run = run) -> tuple[Gpu, ...] | None:
+    """The GPUs that nvidia-smi lists; nothing where it fails or is not there."""
     text = ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
     return parse_gpus(text) or None
 
@@ -255,7 +257,8 @@ def _repositories(system: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _meminfo(system: Path) -> dict[str, float]:
+def meminfo(system: Path = Path("/")) -> dict[str, float]:
+    """/proc/meminfo, in GiB; empty where there is none."""
     rows = re.findall(r"(?m)^(\w+):\s+(\d+) kB", _read(system / "proc/meminfo"))
     return {name: int(value) / 2**20 for name, value in rows}
 
@@ -270,9 +273,8 @@ def _os_name(system: Path) -> str:
 
 
 def _weights(model: Path) -> float | None:
-    files = [*model.glob("*.safetensors"), *model.glob("*.bin"), *model.glob("*.gguf")]
-    sizes = [path.stat().st_size for path in files]
-    return sum(sizes) / 2**30 if sizes else None
+    files = weight_files(model)
+    return sum(path.stat().st_size for path in files) / 2**30 if files else None
 
 
 def _free(path: Path) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -214,7 +214,7 @@ def _resources(facts: Facts) -> Iterator[Line]:
         yield Line(name="RAM", status="ok" if enough else "warn", says=says,
                    fix="" if enough else "free some, or add swap")  # fmt: skip
     if facts.weights_gib is not None:
-        yield from _weights(facts.weights_gib, facts.memory_gib)
+        yield weights(facts.weights_gib, facts.memory_gib)
     if facts.disk_gib is None:
         yield Line(name="disk", status="unknown", says="cannot be asked")
     else:
@@ -224,17 +224,22 @@ def _resources(facts: Facts) -> Iterator[Line]:
                    fix="" if enough else f"have {_DISK_GIB:.0f} GiB: df -h .")  # fmt: skip
 
 
-def _weights(gib: float, memory: float | None) -> Iterator[Line]:
+def weights(gib: float, memory: float | None) -> Line:
+    """Whether weights fit the card, and the machine's RAM on their way to it.
+
+    Args:
+        gib: Their size.
+        memory: The machine's RAM in GiB; nothing where it cannot be seen.
+    """
     card = T4G_MIB / 1024
     if gib >= card:
-        yield Line(name="weights", status="fail", says=f"{gib:.1f} GiB; the card has {card:.1f}",
+        return Line(name="weights", status="fail", says=f"{gib:.1f} GiB; the card has {card:.1f}",
                    fix="take a smaller or quantized checkpoint")  # fmt: skip
-    elif memory is not None and gib > memory:
-        yield Line(name="weights", status="warn",
+    if memory is not None and gib > memory:
+        return Line(name="weights", status="warn",
                    says=f"{gib:.1f} GiB pass through {memory:.1f} GiB of RAM: slow, and untested",
                    fix="take an instance with more RAM")  # fmt: skip
-    else:
-        yield Line(name="weights", status="ok", says=f"{gib:.1f} GiB of the card's {card:.1f}")
+    return Line(name="weights", status="ok", says=f"{gib:.1f} GiB of the card's {card:.1f}")
 
 
 def _system(facts: Facts) -> Iterator[Line]:
@@ -251,18 +256,19 @@ def _system(facts: Facts) -> Iterator[Line]:
 
 def _environment(facts: Facts) -> Iterator[Line]:
     found = False
-    for name, status, says in _variables(facts):
+    for name, status, says in variables(facts.environment):
         found = True
         yield Line(name="environment", status=status, says=f"{name}: {says}", fix=f"unset {name}")
     if not found:
         yield Line(name="environment", status="ok", says="no variable that does nothing or hurts")
 
 
-def _variables(facts: Facts) -> Iterator[tuple[str, Status, str]]:
+def variables(environment: Mapping[str, str]) -> Iterator[tuple[str, Status, str]]:
+    """Variables that do nothing or hurt: name, how bad, and why."""
     for name, instead in _DEAD.items():
-        if name in facts.environment:
+        if name in environment:
             yield name, "warn", f"does nothing; {instead}"
-    arches = facts.environment.get("TORCH_CUDA_ARCH_LIST", "")
+    arches = environment.get("TORCH_CUDA_ARCH_LIST", "")
     if "+PTX" in arches:
         yield (
             "TORCH_CUDA_ARCH_LIST",
@@ -271,17 +277,17 @@ def _variables(facts: Facts) -> Iterator[tuple[str, Status, str]]:
         )
     if arches and "7.5" not in arches and "Turing" not in arches:
         yield "TORCH_CUDA_ARCH_LIST", "fail", f"{arches} leaves 7.5 out"
-    if facts.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         yield "CUDA_VISIBLE_DEVICES", "fail", "it hides every GPU"
-    if "/compat" in facts.environment.get("LD_LIBRARY_PATH", ""):
+    if "/compat" in environment.get("LD_LIBRARY_PATH", ""):
         yield "LD_LIBRARY_PATH", "warn", "has a CUDA compat directory (Error 804)"
-    if facts.environment.get("VLLM_USE_FLASHINFER_SAMPLER") == "1":
+    if environment.get("VLLM_USE_FLASHINFER_SAMPLER") == "1":
         yield (
             "VLLM_USE_FLASHINFER_SAMPLER",
             "warn",
             "asks for FlashInfer, which has nothing for 7.5",
         )
-    if facts.environment.get("PYTHONPATH"):
+    if environment.get("PYTHONPATH"):
         yield "PYTHONPATH", "warn", "may put another torch before the image's"
 
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sm75.errors import CheckFailed, UsageError
 from sm75.explain import knowledge, scan
-from sm75.explain.knowledge import Severity
+from sm75.explain.knowledge import Area, Severity
 from sm75.explain.subject import Explanation
 
 _STDIN = "-"
@@ -121,16 +121,29 @@ def brief(log: Path, tail: Sequence[str]) -> str:
     Returns:
         Failures only, with cause and fix; empty when none is known.
     """
-    base = knowledge.load()
     try:
         with log.open("rb") as stream:
-            report = scan.scan(stream, base, ("build",))
+            return "\n".join(known(stream, "build"))
     except OSError:
-        report = scan.scan(io.BytesIO("\n".join(tail).encode()), base, ("build",))
+        return "\n".join(known(io.BytesIO("\n".join(tail).encode()), "build"))
+
+
+def known(stream: BinaryIO, area: Area) -> list[str]:
+    """What is known of a failed program's output, as indented lines: failures, cause and fix.
+
+    Args:
+        stream: The output, opened as bytes.
+        area: Whose it is.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     text = []
-    for finding in report.of("failure"):
+    for finding in scan.scan(stream, knowledge.load(), (area,)).of("failure"):
         place = f"line {finding.number}" if finding.number else "the log"
         text.append(f"    {finding.words(finding.entry.title)} ({place}): "
                     f"{finding.words(finding.entry.cause)}")  # fmt: skip
+        if area == "serve" and finding.sum:
+            text.append(f"      numbers: {finding.sum}")
         text += [f"      {step}" for step in finding.entry.fix]
-    return "\n".join(text)
+    return text

@@ -344,25 +344,6 @@ def test_exit_codes_are_documented() -> None:
     assert len({kind.exit_code for kind in kinds}) == len(kinds)
 
 
-def _mentions() -> Iterator[tuple[str, str]]:
-    """Command lines in the documents and in the messages, with where they stand."""
-    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "sm75").rglob("*.py")]
-    for path in files:
-        for found in re.finditer(r"orchestrator\.py ([a-z][a-z ]*)", path.read_text()):
-            yield path.name, found[1].strip()
-
-
-def test_every_command_that_is_mentioned_exists() -> None:
-    seen = list(_mentions())
-    assert len(seen) > 10
-    for where, line in seen:
-        first, *rest = line.split()
-        if isinstance(COMMANDS.get((first,)), click.Group):
-            assert (first, *rest[:1]) in COMMANDS, f"{where}: {line}"
-        else:
-            assert (first,) in COMMANDS, f"{where}: {line}"
-
-
 def test_store_from_the_environment(
     run: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,107 @@
+"""The command ``serve``: look, plan, start, and say when it is ready."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sm75.doctor import facts
+from sm75.health import check
+from sm75.health.client import Server
+from sm75.serve import place
+from sm75.serve import run as running
+from sm75.serve.flags import Given
+from sm75.serve.plan import Plan, make
+
+
+def plan(
+    model: str, arguments: Sequence[str], *, prefix: Path | None, environment: Mapping[str, str]
+) -> Plan:
+    """Plan a start on this machine.
+
+    Args:
+        model: As the user names it.
+        arguments: The user's own flags.
+        prefix: The environment; nothing: the active one.
+        environment: Variables.
+
+    Raises:
+        UsageError: Something that is named is not there, or cannot work.
+        CheckFailed: The model does not fit, or is damaged.
+    """
+    program = place.program(prefix, environment)
+    given = Given(tuple(arguments))
+    place.address(given)
+    gpus = facts.list_gpus()
+    return make(
+        program, model, place.model(model, environment), given, environment=environment,
+        card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else 0,
+        ram_gib=facts.meminfo().get("MemTotal"),
+    )  # fmt: skip
+
+
+def run(
+    planned: Plan,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    patience: float | None = None,
+) -> int:
+    """Start the server and stay until it ends.
+
+    Args:
+        planned: The plan.
+        arguments: The user's own flags.
+        environment: Variables.
+        patience: Seconds to wait for right answers; nothing: they are not asked for.
+
+    Returns:
+        Its exit code, or 128 + n when signal n killed it.
+
+    Raises:
+        BusyError: Something has its port.
+        UsageError: It cannot be started.
+    """
+    given = Given(tuple(arguments))
+    place.must_be_free(given)
+    program = Path(planned.command[0])
+    over = threading.Event()
+    if patience is not None:
+        key = given.value("--api-key") or environment.get("VLLM_API_KEY", "")
+        watcher = Server(place.address(given), api_key=key)
+        threading.Thread(target=_watch, args=(watcher, patience, over), daemon=True).start()
+    try:
+        code, tail, passed = running.serve(
+            planned.command, running.environment_of(program, environment)
+        )
+    finally:
+        over.set()
+    if code and not passed:
+        _say("\n".join(running.explain(code, tail)))
+    return code
+
+
+def _watch(server: Server, patience: float, over: threading.Event) -> None:
+    """Say when the server answers, and whether rightly. It goes on either way."""
+
+    def clock() -> float:
+        return float("inf") if over.is_set() else time.monotonic()
+
+    def sleep(seconds: float) -> None:
+        over.wait(seconds)
+
+    found = check.wait(lambda: check.check(server), patience, clock=clock, sleep=sleep)
+    if over.is_set():
+        return
+    if found.well:
+        _say(f"serve: ready: answers are right ({server.url})")
+    else:
+        _say("\n".join(["serve: NOT ready:", *found.lines()]))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
