@@ -1,5 +1,4 @@
-"""On the machine that serves: ``install``, ``doctor``, ``explain``, ``serve``, ``health``, ``bench``.
-"""
+"""On the server: ``install``, ``doctor``, ``explain``, ``serve``, ``health``, ``bench``."""
 
 from __future__ import annotations
 

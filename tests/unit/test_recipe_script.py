@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,16 @@ from tests.unit.projectkit import RELEASE, ROOT, load
 
 OMISSIONS = ROOT / "lock" / RELEASE / "omissions.toml"
 script = load(ROOT / "recipes" / "vllm-sm75" / "build.py")
+
+
+@pytest.fixture
+def machine_tools(tmp_path: Path) -> Path:
+    """What the build's PATH has."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "bash", "env", "rm"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    return tools
 
 
 @pytest.fixture
@@ -59,6 +70,37 @@ def test_jobs_as_asked(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert script.jobs() == 7
     monkeypatch.setenv("SM75_JOBS", "")
     assert script.jobs() == 1
+
+
+@pytest.mark.parametrize("place", ["bin/cudafe++", "nvvm/bin/cicc"])
+def test_front_ends_are_not_told_where_a_source_lies(
+    tmp_path: Path, machine_tools: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Two directories, one name of what is internal to a source."""
+    for name in ("BUILD_PREFIX", "PREFIX", "CC", "CXX"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    told = []
+    for name in ("one", "another place"):
+        native = tmp_path / name
+        kit = script.Toolkit(native, "linux-aarch64")
+        real = kit.cuda / "front" / Path(place).name
+        real.parent.mkdir(parents=True)
+        real.write_text("#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n")
+        real.chmod(0o755)
+        kit._front_end(kit.cuda / place)
+        source = f"{native}/src/a b.cu"
+        words = ["--orig_src_path_name", source, "-o", source, "", "*", "--orig_src_path_name"]
+        done = subprocess.run(
+            [str(kit.cuda / place), *words, "/usr/include/x"], check=False, capture_output=True,
+            text=True, env={"PATH": str(machine_tools)},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (7, "")
+        assert f"<-o><{source}><><*>" in done.stdout
+        told.append(done.stdout.replace(source, "SOURCE"))
+    assert told[0] == told[1]
+    assert told[0].startswith("<--orig_src_path_name></src/a b.cu><-o>")
+    # What lies elsewhere is told as it is.
+    assert told[0].endswith("<--orig_src_path_name></usr/include/x>")
 
 
 def test_literal(tmp_path: Path) -> None:
@@ -216,7 +258,9 @@ def test_what_was_laid_out_is_checked_before_it_is_used_again(tmp_path: Path) ->
     assert not script.complete(record, [tree])
 
 
-@pytest.mark.parametrize("changed", ["cuda/bin/ptxas", "build/nvvm/bin/cicc", "cc1plus", "g++"])
+@pytest.mark.parametrize(
+    "changed", ["cuda/bin/ptxas", "cuda/front/cudafe++", "build/nvvm/bin/cicc", "cc1plus", "g++"]
+)
 def test_compiler_cache_is_keyed_by_what_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
@@ -228,7 +272,7 @@ case "$1" in
 -dumpspecs) echo specs;;
 esac
 """
-    for name in ("cuda/bin/nvcc", "cuda/bin/ptxas", "build/nvvm/bin/cicc", "cc1", "cc1plus", "as",
+    for name in ("cuda/bin/nvcc", "cuda/bin/ptxas", "cuda/front/cudafe++", "build/nvvm/bin/cicc", "cc1", "cc1plus", "as",
                  "g++", "gcc"):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
