@@ -272,8 +272,8 @@ case "$1" in
 -dumpspecs) echo specs;;
 esac
 """
-    for name in ("cuda/bin/nvcc", "cuda/bin/ptxas", "cuda/front/cudafe++", "build/nvvm/bin/cicc", "cc1", "cc1plus", "as",
-                 "g++", "gcc"):  # fmt: skip
+    for name in ("cuda/bin/nvcc", "cuda/bin/ptxas", "cuda/front/cudafe++", "build/nvvm/bin/cicc",
+                 "cc1", "cc1plus", "as", "g++", "gcc"):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(program)
