@@ -173,7 +173,7 @@ def install(
     agreed = load_target(root, target or release.target)
     adapter.check_contract(agreed)
     place = image or Path(agreed.path)
-    specs = (f"{installer.NAME} =={release.vllm}" if exact else installer.NAME,)
+    specs = installer.with_kernels(channel, release.vllm if exact else "")
     box = installer.box_of(agreed) if foreign else installer.this_box()
     installer.check_platform(box)
     prefix = installer.place(prefix, channel, extra_channels)
@@ -199,8 +199,14 @@ def install(
             "install was interrupted; nothing was installed",
             fix="run the same command again: it starts anew",
         ) from None
+    warning = "" if foreign else _image_warning(place, minor)
+    if len(specs) == 1:
+        warning = warning or (
+            f"the channel has no {installer.KERNELS} of this release: attention does without "
+            "tensor cores (docs/turing-attention.md)"
+        )
     return {"prefix": str(prefix), "python": minor, "packages": list(packages),
-            "warning": "" if foreign else _image_warning(place, minor)}  # fmt: skip
+            "warning": warning}  # fmt: skip
 
 
 def _image_warning(place: Path, minor: str) -> str:

@@ -29,6 +29,8 @@ from sm75.lockfile import G5G, TargetContract
 from sm75.store import hash_file
 
 NAME = "vllm-sm75"
+# Attention compiled ahead of time; without it, it does without tensor cores.
+KERNELS = "vllm-sm75-kernels"
 # Graviton2's cores, as archspec calls them (g5g).
 _ARCHSPEC = "neoverse_n1"
 # Where dlami-torch looks for the place of the image's torch, below the prefix.
@@ -249,6 +251,24 @@ def _records(channels: Sequence[Path], platform: str) -> list[rattler.RepoDataRe
                 for name in data.package_names():
                     found += data.load_records(name)
     return found
+
+
+def with_kernels(channel: Path, version: str = "") -> tuple[str, ...]:
+    """What to install: vllm-sm75, and its attention kernels where the channel has them.
+
+    Args:
+        channel: The channel.
+        version: The release asked for; empty: the newest there.
+    """
+    wanted = f"{NAME} =={version}" if version else NAME
+    try:
+        records = _records([channel], G5G)
+    except Exception:  # the installation checks the channel, and says what is wrong with it
+        return (wanted,)
+    ours = [r.version for r in records if r.name.normalized == NAME]
+    chosen = version or (str(max(ours)) if ours else "")
+    kernels = {str(r.version) for r in records if r.name.normalized == KERNELS}
+    return (wanted, f"{KERNELS} =={chosen}") if chosen in kernels else (wanted,)
 
 
 def pythons(channel: Path) -> list[str]:

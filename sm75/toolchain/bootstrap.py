@@ -351,7 +351,7 @@ class _System:
         """Where the adapters point: it decides which channel serves, not what is built."""
         compiler = self.compiler
         paths = {"cxx": compiler.cxx, "cc": compiler.cc, "strip": compiler.strip,
-                 "interpreter": host.base_python()}  # fmt: skip
+                 "interpreter": host.base_python(), **compiler.programs}  # fmt: skip
         return {name: str(path) for name, path in paths.items()}
 
     def write_adapters(self, out: Path) -> None:
@@ -375,7 +375,8 @@ class _System:
             files={
                 f"etc/conda/activate.d/gxx_{self.target_platform}.sh": FileSource.from_bytes(
                     activate.encode()
-                )
+                ),
+                **{f"bin/{name}": starter(path) for name, path in compiler.programs.items()},
             },
             about={"summary": "adapter for the system's GCC"},
         )
@@ -429,3 +430,10 @@ class _System:
     def _nvcc_version(self, out: Path) -> str:
         package = next((out / self.build_platform).glob("cuda-nvcc-tools-*.conda"))
         return package.name.split("-")[3]
+
+
+def starter(program: Path) -> FileSource:
+    """Starts a program of this machine. Its hash is there for compiler caches, which read this."""
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    text = f'#!/bin/sh\n# sha256 {digest}\nexec {shlex.quote(str(program))} "$@"\n'
+    return FileSource.from_bytes(text.encode(), executable=True)

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -36,6 +37,8 @@ _MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _PROBE_LIMIT = 120.0
 # The programs that g++ runs, and the libraries that decide which symbols the result needs.
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld")
+# What GCC and CMake start by name where they know of no place for it.
+_BY_NAME = ("as", "ld", "ar", "ranlib", "nm", "objcopy")
 _LIBRARIES = ("libc.so.6", "libstdc++.so", "libgcc.a", "libgcc_s.so")
 # What the sources include of the system, by way of these: the digest covers all that they lead to.
 _PROBE = "#include <bits/stdc++.h>\n" + "".join(
@@ -71,6 +74,7 @@ class Compiler:
         strip: Path of strip.
         version: GCC's version.
         digest: sha256 over the compiler proper, assembler, linker, libc and libstdc++ it uses.
+        programs: What it looks for on PATH, where a native GCC has no directory for it.
     """
 
     platform: str
@@ -79,6 +83,7 @@ class Compiler:
     strip: Path
     version: str
     digest: str
+    programs: Mapping[str, Path] = field(default_factory=dict)
 
 
 def find_compiler(target: str, *, install: bool = True) -> Compiler:
@@ -206,8 +211,18 @@ def _describe(target: str, cxx: Path, version: str) -> Compiler:
         )
     return Compiler(
         platform=target, cxx=cxx, cc=cc, strip=strip_path, version=version,
-        digest=_digest(cxx, cc, strip_path, version),
+        digest=_digest(cxx, cc, strip_path, version), programs=_by_name(cxx),
     )  # fmt: skip
+
+
+def _by_name(cxx: Path) -> dict[str, Path]:
+    found = {}
+    for name in _BY_NAME:
+        told = _output([str(cxx), f"-print-prog-name={name}"]).strip()
+        place = None if "/" in told else shutil.which(told, path=build_environment()["PATH"])
+        if place is not None:
+            found[name] = Path(place)
+    return found
 
 
 def _digest(cxx: Path, cc: Path, strip: Path, version: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sm75.errors import ToolchainError
-from sm75.toolchain import host
+from sm75.toolchain import bootstrap, host
 
 # As Debian has it, shortened.
 DISPATCHER = b"""\
@@ -300,3 +301,24 @@ def test_base_python_is_no_virtual_environment() -> None:
         text=True,
     )
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no native GCC")
+def test_a_native_compiler_works_where_path_has_declared_programs_only(tmp_path: Path) -> None:
+    """A native GCC looks for its assembler and linker on PATH: found by a build for linux-64."""
+    compiler = host.find_compiler(host.build_platform(), install=False)
+    tools, source = tmp_path / "env" / "bin", tmp_path / "x.cpp"
+    tools.mkdir(parents=True)
+    for name, place in compiler.programs.items():
+        with bootstrap.starter(place).opener() as stream:  # type: ignore[misc]
+            (tools / name).write_bytes(stream.read())
+        (tools / name).chmod(0o755)
+    source.write_text("#include <string>\nint main() { return std::string(3, 'a').size(); }\n")
+    path = f"{tools}:{host.lay_out_tools(tmp_path / 'bin')}"
+    command = [str(compiler.cxx), str(source), "-o", str(tmp_path / "x")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={"PATH": path})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert subprocess.run([tmp_path / "x"], check=False).returncode == 3
+    for name, place in compiler.programs.items():
+        said = (tools / name).read_text()
+        assert hashlib.sha256(place.read_bytes()).hexdigest() in said
