@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import rattler
 
+from sm75 import channel as channels
 from sm75 import channelcommands, closure, closurelock, closureresolve, fetch, install, recipedeps
 from sm75.basepython import BasePython
 from sm75.cli import box
@@ -259,20 +260,34 @@ def test_verify(run: Runner, channel: Path, tmp_path: Path) -> None:
 # install
 
 
+def add_kernels(channel: Path, version: str) -> None:
+    """Attention compiled ahead of time, of some release."""
+    made = channelkit.write(
+        channel.with_name("kernels"), "vllm-sm75-kernels", version, "h0_0", noarch=True,
+        depends=["python >=3.11", f"vllm-sm75 {version}.*"],
+    )  # fmt: skip
+    channels.publish([made], channel)
+
+
 @pytest.mark.usefixtures("arm")
 def test_install(run: Runner, channel: Path, tmp_path: Path) -> None:
     image = tmp_path / "image"
     (image / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
     place = ("--channel", channel, "--prefix", tmp_path / "env", "--image", image)
     ended = run("install", "--dry-run", *place)
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err.startswith("warning: the channel has no vllm-sm75-kernels of this release")
     first, *rest = ended.out.splitlines()
     assert first == f"install: would install 4 packages for Python 3.12 in {tmp_path / 'env'}"
     assert "  vllm-sm75 0.33.0 h0_0" in rest
     assert not (tmp_path / "env").exists()
+    add_kernels(channel, "0.28.0")  # of another release: of no use
+    assert run("install", "--dry-run", *place).out == ended.out
+    add_kernels(channel, "0.33.0")
     ended = run("install", "--json", *place)
     assert (ended.code, ended.err) == (0, "")
     assert ended.json["python"] == "3.12"
+    assert any(name.startswith("vllm-sm75-kernels 0.33.0") for name in ended.json["packages"])
     assert ended.json["warning"] == ""
     assert (tmp_path / "env" / "etc" / "dlami-torch" / "path").read_text() == f"{image}\n"
     again = run("install", *place)
@@ -306,6 +321,7 @@ def test_install_for_another_machine(
     assert "vllm-sm75 is for linux-aarch64" in ended.err
     assert "--foreign" in ended.err
     place += ("--python", "3.12")
+    add_kernels(channel, "0.33.0")
     ended = run("install", "--foreign", *place)
     assert (ended.code, ended.err) == (0, "")
     assert (tmp_path / "env" / "bin" / "vllm").exists()
