@@ -152,8 +152,8 @@ def publish(
 def add_document(channel: Path, name: str, data: bytes, *, wait: float = 60.0) -> None:
     """Put one file at the top of a channel, listed in ``SHA256SUMS``; packages stay as they are.
 
-    A run killed in between leaves a file that is not the listed one: ``verify_channel`` says so, and
-    the next run mends it.
+    A run killed in between leaves a file that is not the listed one: ``verify_channel`` says so,
+    and the next run mends it.
 
     Args:
         channel: Channel root.

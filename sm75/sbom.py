@@ -284,8 +284,7 @@ def _needs(
         other.file
         for name in asked
         for other in by_name.get(name, ())
-        if other.file != item.file
-        and (minors == {""} or _minor(records[other.file]) in minors)
+        if other.file != item.file and (minors == {""} or _minor(records[other.file]) in minors)
     }
     return sorted(found)
 
