@@ -167,6 +167,8 @@ def add_document(channel: Path, name: str, data: bytes, *, wait: float = 60.0) -
         DiskError: The disk is full or not writable.
     """
     with locked(channel, wait):
+        if (channel / name).is_dir():
+            raise ChannelError(f"{channel / name} is a directory", fix="move it away")
         sums = read_sums(channel) | {name: hashlib.sha256(data).hexdigest()}
         write_bytes(channel / name, data)
         text = "".join(f"{digest}  {listed}\n" for listed, digest in sorted(sums.items()))

@@ -20,7 +20,7 @@ import msgspec
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from sm75 import __version__
-from sm75.channelcheck import REPODATA
+from sm75.channelcheck import REPODATA, is_inside
 from sm75.condapkg import canonical_json, read_info
 from sm75.errors import ChannelError, PatchError
 from sm75.lockfile import Artifact, ReleaseLock
@@ -142,15 +142,26 @@ def _records(tree: Path) -> dict[str, Mapping[str, Any]]:
         try:
             records = json.loads(index.read_bytes())["packages.conda"]
             for name, record in records.items():
-                if not all(key in record for key in ("name", "version", "sha256", "size")):
-                    raise ValueError(f"the record of {name} lacks name, version, sha256 or size")
-                out[f"{index.parent.name}/{name}"] = record
+                rel = f"{index.parent.name}/{name}"
+                out[rel] = _sound(tree, rel, record)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
             raise ChannelError(
                 f"{index} cannot be read", why=str(err),
                 fix="python3 orchestrator.py channel verify says what else is wrong",
             ) from err  # fmt: skip
     return out
+
+
+def _sound(tree: Path, rel: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record whose file is the channel's and there, and whose text can be written."""
+    if not is_inside(rel) or not rel.endswith(".conda"):
+        raise ValueError(f"{rel[:200]!r} is no file of the channel")
+    if not (tree / rel).is_file():
+        raise ValueError(f"{rel} is not there")
+    if not all(key in record for key in ("name", "version", "sha256", "size")):
+        raise ValueError(f"the record of {rel} lacks name, version, sha256 or size")
+    json.dumps(record, ensure_ascii=False).encode()  # a lone surrogate is a ValueError
+    return record
 
 
 def _spdx(text: str) -> str | None:

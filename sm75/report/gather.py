@@ -36,13 +36,14 @@ _RUN = "python3 orchestrator.py"
 BUILD = f"{_RUN} build"
 
 
-def gather(root: Path, lock: ReleaseLock, channel: Path) -> Facts:
+def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -> Facts:
     """Collect it.
 
     Args:
         root: The project's directory.
         lock: The release.
         channel: The channel, present or not.
+        keep: Keep as records what had to be read anew.
 
     Raises:
         ChannelError: An index or the package cannot be read.
@@ -69,7 +70,7 @@ def gather(root: Path, lock: ReleaseLock, channel: Path) -> Facts:
     origin = _origin(root, lock, package) if package else None
     if origin is None:
         absent("origin", "What it was made of", "The package does not say it.", f"{BUILD}{option}")
-    look = _inspection(root, package, subject) if package and subject else None
+    look = _inspection(root, package, subject, keep=keep) if package and subject else None
     if look is None:
         absent("arches", "The device code by library", "The package holds no library.",
                f"{_RUN} inspect PACKAGE")  # fmt: skip
@@ -82,7 +83,7 @@ def gather(root: Path, lock: ReleaseLock, channel: Path) -> Facts:
     if smem is None:
         gaps.append(Missing(section="smem", what="The shared memory of the Triton kernels",
                             why=why, command=f"{_RUN} verify --smem"))  # fmt: skip
-    line = _timeline(root, package, subject) if package and subject else None
+    line = _timeline(root, package, subject, keep=keep) if package and subject else None
     if line is None:
         absent("timeline", "The compile as it went",
                "The log of the build is kept where it was built, not in the channel.",
@@ -187,7 +188,9 @@ def _target(root: Path, facts: dict[str, Any]) -> TargetContract | None:
         return None
 
 
-def _inspection(root: Path, package: Path, subject: Subject) -> inspection.Report | None:
+def _inspection(
+    root: Path, package: Path, subject: Subject, *, keep: bool
+) -> inspection.Report | None:
     """Kept once made: it is a function of the package's bytes."""
     if found := records.find(root, subject.sha256, inspection.Report):
         return found
@@ -195,7 +198,8 @@ def _inspection(root: Path, package: Path, subject: Subject) -> inspection.Repor
         made = inspection.inspect(package)
     except Sm75Error:
         return None
-    records.keep(root, package, made)
+    if keep:
+        records.keep(root, package, made)
     return made
 
 
@@ -224,13 +228,13 @@ def native_build(root: Path, package: Path) -> Path | None:
     return place if place.is_dir() else None
 
 
-def _timeline(root: Path, package: Path, subject: Subject) -> Timeline | None:
+def _timeline(root: Path, package: Path, subject: Subject, *, keep: bool) -> Timeline | None:
     """The one kept, else that of the directory it was built in, which is kept from then on."""
     if found := records.find(root, subject.sha256, Timeline):
         return found
     place = native_build(root, package)
     made = timeline.read(place) if place else None
-    if made:
+    if made and keep:
         records.keep(root, package, made)
     return made
 

@@ -10,7 +10,7 @@ PALETTE: dict[str, dict[str, str]] = {
         "page": "#ffffff", "panel": "#f3f5f7", "text": "#1b1f24", "muted": "#4f5965",
         "edge": "#7a8591", "link": "#0a4fa3", "ok": "#0f6130", "fail": "#a8201a",
         "warn": "#754700", "cuda": "#2a62a8", "cxx": "#4d6475", "join": "#6b4a9a",
-        "critical": "#a8201a", "before": "#a86a10", "after": "#1f6f5c", "limit": "#a8201a",
+        "critical": "#a8201a", "before": "#9a5f08", "after": "#1f6f5c", "limit": "#a8201a",
         "onfill": "#ffffff",
     },
     "dark": {

@@ -6,6 +6,7 @@ and what one machine could check, and a channel is the same wherever it is built
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,6 +84,8 @@ def keep(root: Path, package: Path, record: Kept) -> None:
 
 def find(root: Path, sha256: str, kind: type[_T]) -> _T | None:
     """The record of a package with that content; None when there is none that can be read."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):  # an index says it, and it becomes a path
+        return None
     return _read(_place(root, sha256, kind), kind)
 
 

@@ -57,14 +57,13 @@ def report(
             why="the report is written into it",
             fix=f"build one: {gather.BUILD}; or give --out FILE: a report of what is there",
         )
-    if out is not None:
-        _check_out(out, channel)
+    place = out or channel / REPORT
+    _check_out(place, channel)
     bill = False
     if out is None:
         bill = _renew_bill(root, lock, channel, dry_run=dry_run)
-    facts = gather.gather(root, lock, channel)
+    facts = gather.gather(root, lock, channel, keep=not dry_run)
     data = page.render(facts)
-    place = out or channel / REPORT
     if not dry_run:
         atomic.write_bytes(place, data)
     digest = hashlib.sha256(data).hexdigest()
