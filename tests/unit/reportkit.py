@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-import channelkit
 import html5lib
 import msgspec
 from markupsafe import Markup
-from projectkit import ROOT
 
 from sm75 import channel as channels
 from sm75 import condapkg, inputs, rules, sbom, verify
@@ -21,6 +19,8 @@ from sm75.lockfile import G5G, load_release
 from sm75.report import records, timeline
 from sm75.series import load_series
 from sm75.store import hash_file
+from tests.unit import channelkit
+from tests.unit.projectkit import ROOT
 
 LOCK = load_release(ROOT)
 NATIVE = "ab" * 32

@@ -12,13 +12,8 @@ import shutil
 from pathlib import Path
 
 import click
-import elfkit
 import msgspec
 import pytest
-import reportkit
-from commandkit import Runner, take_for_project
-from projectkit import ROOT
-from reportkit import LOCK, attributes, elements, parse, tag, text
 
 import orchestrator
 from sm75 import channel as channels
@@ -30,6 +25,10 @@ from sm75.progress import SilentReporter
 from sm75.publishtargets import opened
 from sm75.report import claims, gather, page, palette, records, write
 from sm75.report.facts import Facts
+from tests.unit import elfkit, reportkit
+from tests.unit.commandkit import Runner, take_for_project
+from tests.unit.projectkit import ROOT
+from tests.unit.reportkit import LOCK, attributes, elements, parse, tag, text
 
 SECTIONS = ["summary", "origin", "arches", "rules", "smem", "timeline", "sizes", "sbom", "claims",
             "next"]  # fmt: skip

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import channelkit
 import pytest
-import reportkit
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from projectkit import ROOT
 
 from sm75 import channel as channels
 from sm75 import condapkg, sbom
@@ -21,6 +18,8 @@ from sm75.condapkg import FileSource
 from sm75.errors import ChannelError
 from sm75.lockfile import G5G
 from sm75.store import hash_file
+from tests.unit import channelkit, reportkit
+from tests.unit.projectkit import ROOT
 
 
 def make(channel: Path) -> dict[str, Any]:

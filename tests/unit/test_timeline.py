@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from reportkit import LOG, NINJA
 
 from sm75.buildgraph import edges
 from sm75.report import charts
 from sm75.report.timeline import Step, Timeline, parse
+from tests.unit.reportkit import LOG, NINJA
 
 GRAPH = tuple(edges(NINJA))
 
