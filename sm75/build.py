@@ -28,6 +28,7 @@ from sm75 import (
     inputs,
     preflight,
     remotecache,
+    sbom,
     session,
     vendor,
 )
@@ -238,7 +239,7 @@ def newest(channel: Path, version: str) -> Path:
         UsageError: There is none.
     """
     found = sorted(
-        channel.glob(f"*/{NAME}-{version}-*.conda"), key=lambda path: path.stat().st_mtime
+        channel.glob(f"*/{NAME}-{version}-*.conda"), key=lambda p: (p.stat().st_mtime, p)
     )
     if not found:
         raise UsageError(
@@ -343,6 +344,7 @@ def _build(
         [scratch / built.name],
         settings.channel,
         documents={f"{built.name}.provenance.json": canonical_json(facts)},
+        derived={sbom.SBOM: lambda tree: sbom.make(tree, settings.root, lock)},
         wait=settings.wait,
         say=reporter.line,
     )

@@ -36,6 +36,23 @@ class BuildGraph:
     codes: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """One build statement.
+
+    Attributes:
+        outputs: What it makes, implicit outputs included.
+        rule: The rule's name; ``phony`` runs nothing.
+        explicit: Inputs before the first ``|``.
+        inputs: All of them: explicit, implicit and order-only.
+    """
+
+    outputs: tuple[str, ...]
+    rule: str
+    explicit: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+
 def load(path: Path) -> BuildGraph:
     """Read the build graph of ``path`` (a ``build.ninja`` or the directory it is in).
 
@@ -58,12 +75,12 @@ def parse(text: str) -> BuildGraph:
     objects: list[str] = []
     sources: list[str] = []
     libraries: list[str] = []
-    for outputs, inputs in _statements(text):
-        made = [output for output in outputs if output.endswith((".o", ".obj"))]
+    for edge in edges(text):
+        made = [output for output in edge.outputs if output.endswith((".o", ".obj"))]
         objects += made
         if made:
-            sources += inputs
-        libraries += [output for output in outputs if output.endswith(".so") or ".so." in output]
+            sources += edge.explicit
+        libraries += [name for name in edge.outputs if name.endswith(".so") or ".so." in name]
     codes = {code for listed in _GENCODE.findall(text) for code in listed.split(",")}
     return BuildGraph(
         objects=tuple(objects),
@@ -75,9 +92,11 @@ def parse(text: str) -> BuildGraph:
     )
 
 
-def _statements(text: str) -> Iterator[tuple[list[str], list[str]]]:
+def edges(text: str) -> Iterator[Edge]:
+    """Read the build statements of a ``build.ninja``, in order."""
     # Ninja manual, 'Lexical syntax': $ at a line's end continues it; "$ ", "$:" and "$$" are
-    # escapes; outputs end at the first plain colon; | and || begin implicit ones.
+    # escapes; outputs end at the first plain colon; |, || and |@ begin other kinds of inputs, the
+    # last of which (validations) nothing waits for.
     for line in re.sub(r"\$\n[ \t]*", "", text).splitlines():
         if not line.startswith("build "):
             continue
@@ -95,7 +114,12 @@ def _statements(text: str) -> Iterator[tuple[list[str], list[str]]]:
             else:
                 current += char
         words += [current] if current else []
-        outputs = [word for word in words[:colon] if word != "|"]
-        inputs = words[colon + 1 :]  # the first word after the colon is the rule
-        explicit = inputs[: next((i for i, w in enumerate(inputs) if w.startswith("|")), None)]
-        yield outputs, explicit
+        rule, *inputs = words[colon:] if colon >= 0 and words[colon:] else [""]
+        waited = inputs[: inputs.index("|@")] if "|@" in inputs else inputs
+        first = next((i for i, word in enumerate(waited) if word.startswith("|")), None)
+        yield Edge(
+            outputs=tuple(word for word in words[:colon] if word != "|"),
+            rule=rule,
+            explicit=tuple(waited[:first]),
+            inputs=tuple(word for word in waited if word not in ("|", "||")),
+        )

@@ -74,6 +74,7 @@ def publish(
     *,
     documents: Mapping[str, bytes] | None = None,
     record: Mapping[str, bytes] | None = None,
+    derived: Mapping[str, Callable[[Path], bytes]] | None = None,
     remove: Iterable[str] = (),
     replace: bool = False,
     subdirs: Iterable[str] = (),
@@ -93,6 +94,8 @@ def publish(
         documents: Files for the top of the channel (SBOM, report), listed in ``SHA256SUMS`` too.
         record: Such files that say what a caller has published and may withdraw. They get their
             names last of all, so that after a kill the next run still knows what it is to withdraw.
+        derived: Such files that are made of the new state: each is given a directory with the
+            packages and indexes as they will be.
         remove: Packages to withdraw, as ``subdir/file``; deleted after the new index is in place.
         replace: Allow a package of the same file name with other content.
         subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
@@ -118,7 +121,9 @@ def publish(
             )
         # what this run writes anew or withdraws may be in any state, all else must be sound
         healed = (
-            withdrawn | {*(documents or {}), *(record or {})} | (set(new) if replace else set())
+            withdrawn
+            | {*(documents or {}), *(record or {}), *(derived or {})}
+            | (set(new) if replace else set())
         )
         problems = [
             p
@@ -137,10 +142,37 @@ def publish(
             new=new,
             documents=documents or {},
             record=record or {},
+            derived=derived or {},
             withdrawn=withdrawn,
             replace=replace,
             subdirs=subdirs,
         )
+
+
+def add_document(channel: Path, name: str, data: bytes, *, wait: float = 60.0) -> None:
+    """Put one file at the top of a channel, listed in ``SHA256SUMS``; packages stay as they are.
+
+    A run killed in between leaves a file that is not the listed one: ``verify_channel`` says so,
+    and the next run mends it.
+
+    Args:
+        channel: Channel root.
+        name: The file's name.
+        data: Its content.
+        wait: Seconds to wait for a publisher.
+
+    Raises:
+        ChannelError: ``SHA256SUMS`` cannot be read.
+        BusyError: A publisher holds the lock.
+        DiskError: The disk is full or not writable.
+    """
+    with locked(channel, wait):
+        if (channel / name).is_dir():
+            raise ChannelError(f"{channel / name} is a directory", fix="move it away")
+        sums = read_sums(channel) | {name: hashlib.sha256(data).hexdigest()}
+        write_bytes(channel / name, data)
+        text = "".join(f"{digest}  {listed}\n" for listed, digest in sorted(sums.items()))
+        write_bytes(channel / SUMS, text.encode())
 
 
 def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> None:
@@ -161,8 +193,9 @@ def index(channel: Path, *, subdirs: Iterable[str] = (), wait: float = 60.0) -> 
             if _destination(package) != f"{package.parent.name}/{package.name}":
                 raise ChannelError(f"{package} lies in the wrong subdirectory")
         _rebuild(
-            channel, new={}, documents={}, record={}, withdrawn=set(), replace=True, subdirs=subdirs
-        )
+            channel, new={}, documents={}, record={}, derived={}, withdrawn=set(), replace=True,
+            subdirs=subdirs,
+        )  # fmt: skip
 
 
 def _destination(package: Path) -> str:
@@ -180,6 +213,7 @@ def _rebuild(
     new: Mapping[str, Path],
     documents: Mapping[str, bytes],
     record: Mapping[str, bytes],
+    derived: Mapping[str, Callable[[Path], bytes]],
     withdrawn: set[str],
     replace: bool,
     subdirs: Iterable[str],
@@ -201,6 +235,7 @@ def _rebuild(
             _link(package, tree / relative(channel, package))
         moved = _stage_new(channel, tree, new, replace)
         _index_tree(tree)
+        documents = {**documents, **{name: of(tree) for name, of in derived.items()}}
 
         sums = {relative(tree, p): hash_file(p) for p in packages_in(tree)}
         previous = read_sums(channel) if not _unreadable_sums(channel) else {}

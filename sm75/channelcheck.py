@@ -19,6 +19,9 @@ from sm75.store import hash_file
 
 SUMS = "SHA256SUMS"
 LOCK = ".lock"
+# Written beside the packages and not listed: it holds times, and the sums of two builds of the same
+# inputs are the same.
+REPORT = "report.html"
 REPODATA = "repodata.json"
 
 # What a record says of the file; all else of it is the package's own index.json.
@@ -229,7 +232,7 @@ def _check_unlisted(channel: Path, sums: Mapping[str, str]) -> Iterator[Problem]
             yield Problem(path=rel, kind="extra", detail="a directory that no channel has")
         elif not path.is_file():
             yield Problem(path=rel, kind="extra", detail="no regular file")
-        elif rel not in (SUMS, LOCK) and not _is_index(rel) and rel not in sums:
+        elif rel not in (SUMS, LOCK, REPORT) and not _is_index(rel) and rel not in sums:
             yield Problem(path=rel, kind="extra", detail=f"not listed in {SUMS}")
 
 

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from sm75 import adapter, channelcheck, closureresolve, fetch, wheelmeta
+from sm75 import adapter, channelcheck, closureresolve, fetch, sbom, wheelmeta
 from sm75 import channel as channels
 from sm75.atomic import write_bytes
 from sm75.closurelock import (
@@ -322,6 +322,7 @@ def build(
             new,
             channel,
             record={DOCUMENT: canonical_json({"packages": listed})},
+            derived={sbom.SBOM: lambda tree: sbom.make(tree, root, release)},
             remove=[name for name in withdrawn if (channel / name).exists()],
             subdirs=(lock.platform,),
             say=reporter.line,

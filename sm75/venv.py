@@ -18,7 +18,9 @@ import sys
 from pathlib import Path
 
 # One import name a tool; enough to tell an environment made for us from any other.
-_NEEDED = ("click", "httpx", "msgspec", "rattler", "rattler_build", "rich", "tomlkit", "unidiff")
+_NEEDED = (
+    "click", "httpx", "jinja2", "msgspec", "rattler", "rattler_build", "rich", "tomlkit", "unidiff",
+)  # fmt: skip
 _DEV_NEEDED = ("mypy", "pytest", "ruff", "hypothesis")
 # What pip may take from the environment: where packages come from and how they are reached. Any
 # other setting (PIP_TARGET, PIP_DRY_RUN, PIP_CONSTRAINT, ...) would change what is installed.

@@ -17,6 +17,7 @@ from sm75.cli.options import (
     print_json,
     shared,
 )
+from sm75.cli.reporting import keep, refresh
 from sm75.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def build(
             if check
             else (lambda package: None),
         )
+        if outcome.built or not (channel / "report.html").is_file():
+            refresh(lock, channel, built=outcome.package if outcome.built else None)
         again = None
         if twice:
             from sm75 import rebuild
@@ -270,23 +273,29 @@ def verify(
     if smem:
         from sm75.smem import report as audit
 
-        if code := audit.run_and_print(ROOT, lock, open_store(store), package, as_json=as_json):
+        code = audit.run_and_print(ROOT, lock, open_store(store), package, as_json=as_json)
+        refresh(lock, channel.absolute())
+        if code:
             raise SystemExit(code)
         return
     if package is None:
         from sm75.build import newest
 
         package = newest(channel, lock.vllm)
-    _verify(lock, open_store(store), package, as_json=as_json)
+    _verify(lock, open_store(store), package, as_json=as_json, channel=channel.absolute())
 
 
 def _verify(
-    lock: ReleaseLock, store: Store, package: Path, *, as_json: bool, quiet: bool = False
-) -> None:
+    lock: ReleaseLock, store: Store, package: Path, *, as_json: bool, quiet: bool = False,
+    channel: Path | None = None,
+) -> None:  # fmt: skip
     from sm75 import proof
     from sm75 import verify as rules
 
     result = proof.verify_package(ROOT, lock, store, package)
+    keep(package, result)
+    if channel is not None and package.resolve().is_relative_to(channel.resolve()):
+        refresh(lock, channel)
     if as_json and not quiet:
         print_json(rules.to_json(result))
     elif not quiet:

@@ -17,6 +17,7 @@ from sm75.cli.options import (
     print_json,
     shared,
 )
+from sm75.cli.reporting import refresh
 from sm75.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def channel_build(
             ROOT, load_lock(release), open_store(store), channel.absolute(), reporter,
             target=target, offline=offline, dry_run=dry_run,
         )  # fmt: skip
+    if not dry_run:
+        refresh(load_lock(release), channel.absolute())
     if as_json:
         print_json(done)
     elif dry_run:

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from sm75.lockfile import ReleaseLock
 from sm75.progress import make_reporter
+from sm75.report import records
 from sm75.smem import audit as audits
 from sm75.smem import toolenv, trees
 from sm75.smem.audit import SHARED_LIMIT, Audit, Problem, Variant
 from sm75.smem.models import MODELS
-from sm75.store import Store
+from sm75.store import Store, hash_file
 
 # Parameters with a column of their own, in this order; others are not shown.
 _SIZES = (
@@ -103,6 +105,7 @@ def run_and_print(
 ) -> int:
     """Make the audit and print it; the exit code is 1 where there are problems."""
     result = make(root, lock, store, package, quiet=as_json)
+    _keep(root, lock, result, package)
     if as_json:
         print(json.dumps(to_json(result), indent=2, sort_keys=True))
     else:
@@ -120,6 +123,19 @@ def run_and_print(
             )
         console.print(summary(result), highlight=False)
     return 1 if result.problems else 0
+
+
+def _keep(root: Path, lock: ReleaseLock, result: Result, package: Path | None) -> None:
+    """Keep the figures for the report."""
+    series = root / "patches" / lock.vllm / "series.toml"
+    records.keep_smem(
+        root,
+        records.SmemRecord(
+            package=package.name if package else "", series=hash_file(series), vllm=lock.vllm,
+            triton=result.triton, summary=summary(result), passed=not result.problems,
+            chart=msgspec.convert(chart(result), records.Chart),
+        ),
+    )  # fmt: skip
 
 
 def summary(result: Result) -> str:

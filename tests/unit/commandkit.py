@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import orchestrator
-from sm75.cli import box, building, channels, locking, options, patching
+from sm75.cli import box, building, channels, locking, options, patching, reporting
 
 
 def take_for_project(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Have the command line take a directory for the project that it is of."""
-    for module in (box, building, channels, locking, options, patching):
+    for module in (box, building, channels, locking, options, patching, reporting):
         if hasattr(module, "ROOT"):
             monkeypatch.setattr(module, "ROOT", root)
 
