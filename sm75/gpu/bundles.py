@@ -21,12 +21,13 @@ SCHEMA = 1
 CACHE_ERROR = 1e-6
 """How far a cache may be from what was written into it, beyond its own rounding."""
 INDEX = "bundle.json"
+KERNELS = "kernels"
 # What runs on the other machine; it imports nothing else of ours.
 CODE = (
     "sm75/__init__.py", "sm75/errors.py",
     "sm75/gpu/__init__.py", "sm75/gpu/bundles.py", "sm75/gpu/driver.py", "sm75/gpu/launcher.py",
     "sm75/gpu/reference.py", "sm75/gpu/runner.py", "sm75/gpu/timing.py", "sm75/gpu/trials.py",
-    "sm75/gpu/values.py",
+    "sm75/gpu/values.py", "sm75/gpu/ahead.py",
     "sm75/smem/__init__.py", "sm75/smem/cases.py", "sm75/smem/faketorch.py",
     "sm75/smem/faketriton.py", "sm75/smem/inputs.py", "sm75/smem/models.py",
     "sm75/smem/standins.py",
@@ -105,6 +106,7 @@ def pack(
     about: Mapping[str, Any],
     plan: Mapping[str, Mapping[str, Sequence[str] | str]],
     variants: Iterable[Prepared],
+    kernels: Path | None,
 ) -> bytes:
     """Make a bundle.
 
@@ -114,6 +116,7 @@ def pack(
         about: What was prepared.
         plan: As in ``Bundle``.
         variants: All that the plan names.
+        kernels: Directory of the kernels that were compiled ahead of time, if there is one.
     """
     index: dict[str, Any] = {"schema": SCHEMA, "about": about, "plan": plan, "variants": {}}
     files: dict[str, bytes] = {"__main__.py": _MAIN.encode()}
@@ -122,6 +125,9 @@ def pack(
     for name, tree in trees.items():
         for path in sorted(tree.rglob("*.py")):
             files[f"trees/{name}/{path.relative_to(tree).as_posix()}"] = path.read_bytes()
+    for path in sorted(kernels.iterdir()) if kernels else ():
+        if path.is_file():
+            files[f"{KERNELS}/{kernels.name}/{path.name}"] = path.read_bytes()
     for one in variants:
         files[f"ptx/{one.key}.ptx"] = one.ptx
         index["variants"][one.key] = {

@@ -23,6 +23,7 @@ ENCODER = "vllm.v1.attention.ops.triton_prefill_attention"
 MERGE = "vllm.v1.attention.ops.triton_merge_attn_states"
 KV_INTERFACE = "vllm.v1.kv_cache_interface"
 OURS = "vllm.sm75.attention"
+AHEAD = "vllm.sm75.kernels"
 
 BLOCKS = 1000
 

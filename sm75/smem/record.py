@@ -48,7 +48,7 @@ def _plain(value: Any) -> Any:
 def modules(cases: Iterable[Case]) -> list[str]:
     """The tree's modules that cases take, and our own beside them."""
     names = {name for case in cases for name in case.modules}
-    return [*sorted(names), "vllm.sm75", "vllm.sm75.attention"]
+    return [*sorted(names), "vllm.sm75", "vllm.sm75.attention", "vllm.sm75.kernels"]
 
 
 def record(
