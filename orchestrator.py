@@ -39,7 +39,7 @@ import subprocess  # noqa: E402
 import click  # noqa: E402
 
 from sm75 import __version__  # noqa: E402
-from sm75.cli import box, building, channels, locking, patching  # noqa: E402
+from sm75.cli import box, building, channels, kernels, locking, patching  # noqa: E402
 from sm75.errors import Sm75Error  # noqa: E402
 
 
@@ -50,7 +50,8 @@ def cli() -> None:
 
 
 for _command in (
-    *building.COMMANDS, *patching.COMMANDS, *locking.COMMANDS, *channels.COMMANDS, *box.COMMANDS,
+    *building.COMMANDS, *patching.COMMANDS, *locking.COMMANDS, *channels.COMMANDS,
+    *kernels.COMMANDS, *box.COMMANDS,
 ):  # fmt: skip
     cli.add_command(_command)
 

@@ -116,7 +116,9 @@ def _unknown(kernel: ast.stmt, language: Collection[str]) -> Iterator[str]:
             text = ast.unparse(node.annotation)
             if text.removeprefix("tl.") not in _TYPES:
                 yield f"{where} {node.lineno}: annotated {text}"
-        if isinstance(node, ast.Lambda | ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp):
+        if isinstance(
+            node, ast.Lambda | ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
+        ):
             yield f"{where} {node.lineno}: a {type(node).__name__}"
         if (
             isinstance(node, ast.Attribute)

@@ -155,25 +155,40 @@ def compile_all(
     Raises:
         BuildError: A variant does not compile, or takes more shared memory than 7.5 has.
     """
-    wanted = plan(launches(root, tree, manifest), manifest)
+    open_, made = plan(launches(root, tree, manifest), manifest), []
     with adapted(tree, tools) as (place, digest):
         salt = f"{digest} {tools.triton} {tools.toolkit}"
-        names = {one.identity: _name(cache, salt, one) for one in wanted}
-        todo = {one.identity: one for one in wanted if not names[one.identity].exists()}
-        task = reporter.task("attention kernels", len(todo), "kernels")
-        request = {
-            "tree": str(place), "modules": list(MODULES), "capability": list(CAPABILITY),
-            "jobs": min(jobs or os.cpu_count() or 1, len(todo) or 1),
-            "variants": [one.request() for one in todo.values()],
-        }  # fmt: skip
-        if todo:
-            for event in _work(root, tools.python, request):
-                one = todo[event["id"]]
-                _keep(names[event["id"]], one, event, tools)
-                task.message(f"{one.kernel} {dict(one.launch)}")
-                task.advance(1)
-        task.done()
-    return [_load(names[one.identity], one) for one in wanted]
+        while open_:
+            names = {one.identity: _name(cache, salt, one) for one in open_}
+            todo = {one.identity: one for one in open_ if not names[one.identity].exists()}
+            request = {
+                "tree": str(place), "modules": list(MODULES), "capability": list(CAPABILITY),
+                "jobs": min(jobs or os.cpu_count() or 1, len(todo) or 1),
+                "variants": [one.request() for one in todo.values()],
+            }  # fmt: skip
+            if todo:
+                task = reporter.task("attention kernels", len(todo), "kernels")
+                for event in _work(root, tools.python, request):
+                    one = todo[event["id"]]
+                    _keep(names[event["id"]], one, event, tools)
+                    task.message(f"{one.kernel} {dict(one.launch)}")
+                    task.advance(1)
+                task.done()
+            held = [_load(names[one.identity], one) for one in open_]
+            made += [one for one in held if one.shared <= SHARED_LIMIT]
+            open_ = [_smaller(one) for one in held if one.shared > SHARED_LIMIT]
+    return sorted(made, key=lambda one: one.wanted.order)
+
+
+def _smaller(one: Compiled) -> Wanted:
+    wanted = one.wanted.smaller()
+    if wanted is None:
+        raise BuildError(
+            f"a variant of {one.wanted.kernel} takes {one.shared} bytes of shared memory",
+            why=f"a block of 7.5 has {SHARED_LIMIT}: {dict(one.wanted.constants)}",
+            fix="take smaller blocks in recipes/vllm-sm75-kernels/kernels.toml",
+        )
+    return wanted
 
 
 def _name(cache: Path, salt: str, one: Wanted) -> Path:
@@ -212,17 +227,13 @@ def _keep(path: Path, one: Wanted, event: Mapping[str, Any], tools: Tools) -> No
             f"Triton 3.2 cannot lower a variant of {one.kernel}", why=event["failed"],
             fix=f"the variant: {where}",
         )  # fmt: skip
-    if event["shared"] > SHARED_LIMIT:
-        raise BuildError(
-            f"a variant of {one.kernel} takes {event['shared']} bytes of shared memory",
-            why=f"a block of 7.5 has {SHARED_LIMIT}: {where}",
-            fix="take smaller blocks in recipes/vllm-sm75-kernels/kernels.toml",
-        )
-    cubin, registers, spills = assemble(event["ptx"], tools)
+    # What does not fit is kept as well, without machine code, so that it is compiled once.
+    fits = event["shared"] <= SHARED_LIMIT
+    cubin, registers, spills = assemble(event["ptx"], tools) if fits else (b"", -1, -1)
     made = {
         "entry": event["entry"], "ptx": event["ptx"], "cubin": cubin.hex(),
         "shared": event["shared"], "extra": event["extra"], "registers": registers,
-        "spills": spills, "mma": tensor_cores(cubin, tools),
+        "spills": spills, "mma": tensor_cores(cubin, tools) if fits else -1,
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_bytes(path, json.dumps(made).encode())

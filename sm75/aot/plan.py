@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,12 +44,28 @@ class Wanted:
     warps: int
     queries: int = 0
 
+    def smaller(self) -> Wanted | None:
+        """The same with half the tile; None where there is none."""
+        tile = self.launch.get("TILE_SIZE", 0) // 2
+        if tile < LEAST_ROWS:
+            return None
+        return dataclasses.replace(
+            self,
+            constants={**self.constants, "TILE_SIZE": tile},
+            launch={**self.launch, "TILE_SIZE": tile},
+        )
+
     @property
     def identity(self) -> str:
         """Names the variant: sha256 over everything that it is compiled from but the sources."""
         facts = [self.kernel, self.module, sorted(self.constants.items()), list(self.parameters),
                  list(self.aligned), sorted(self.tensors.items()), self.warps]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Sorts variants."""
+        return self.kernel, self.queries, self.identity
 
     def request(self) -> dict[str, Any]:
         """For ``worker``."""
@@ -71,7 +88,7 @@ def plan(launches: Iterable[Mapping[str, Any]], manifest: Manifest) -> list[Want
     for launch in launches:
         for one in _variants(launch, manifest):
             found.setdefault((one.identity, one.queries), one)
-    return sorted(found.values(), key=lambda one: (one.kernel, one.queries, one.identity))
+    return sorted(found.values(), key=lambda one: one.order)
 
 
 def _variants(launch: Mapping[str, Any], manifest: Manifest) -> Iterator[Wanted]:
@@ -122,5 +139,11 @@ def _rows(head: int, split: bool, manifest: Manifest) -> list[Tuning]:
 
 def _tiles(constants: Mapping[str, Any], manifest: Manifest) -> list[int]:
     # The reduction is told the tile that attention took: the tuned one, or the JIT's.
-    tuned = [row.tile for row in _rows(constants["HEAD_SIZE_PADDED"], True, manifest)]
-    return sorted({constants["TILE_SIZE"], *tuned})
+    # Halved where a block does not fit.
+    found = {constants["TILE_SIZE"]}
+    for row in _rows(constants["HEAD_SIZE_PADDED"], True, manifest):
+        tile = row.tile
+        while tile >= LEAST_ROWS:
+            found.add(tile)
+            tile //= 2
+    return sorted(found)

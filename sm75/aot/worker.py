@@ -52,9 +52,7 @@ def _prepare(request: dict[str, Any]) -> None:
     CUDABackend.make_cubin = lambda *_: b""
     triton.runtime.driver.set_active(_Driver())
     major, minor = request["capability"]
-    standins.install(
-        Path(request["tree"]), request["modules"], (major, minor), compiler=True
-    )
+    standins.install(Path(request["tree"]), request["modules"], (major, minor), compiler=True)
     _request.update(request)
 
 

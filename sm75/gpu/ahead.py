@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,13 @@ class Watch:
             run(self.own, variant, grid, values)
 
         self.own.run = watched
+
+    def names(self) -> list[str]:
+        """sha256 of the PTX of each launch."""
+        return [
+            hashlib.sha256(self.own.package.code(variant.fact, "ptx")).hexdigest()
+            for variant, _, _ in self.found
+        ]
 
     def launches(self, others: Sequence[Launch], backend: Any) -> list[Launch]:
         """What was launched here, and the others, as launches that can be timed."""

@@ -29,7 +29,11 @@ from sm75.store import Store
 
 
 def make(
-    root: Path, lock: ReleaseLock, store: Store, package: Path | None, kernels: Path | None,
+    root: Path,
+    lock: ReleaseLock,
+    store: Store,
+    package: Path | None,
+    kernels: Path | None,
     reporter: Reporter,
 ) -> bytes:
     """Make the bundle of a package, or of the patched sources, beside the unpatched ones.
@@ -77,9 +81,16 @@ def make(
             "subject": package.name if package else f"vllm {lock.vllm} with patches/{lock.vllm}",
             "triton": triton,
             "target": "sm_75",
+            "kernels": _count(kernels),
         }
         variants = (cache.get(key) for key in sorted(keys))
         return bundles.pack(root, trees, about, plan, variants, kernels)
+
+
+def _count(kernels: Path | None) -> int:
+    if kernels is None:
+        return 0
+    return len(json.loads((kernels / "index.json").read_bytes())["variants"])
 
 
 def _trim(tree: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
 # vllm/config/cache.py: tokens a block, the CUDA platform's default.
 BLOCK = 16
 
