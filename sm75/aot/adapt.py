@@ -28,6 +28,7 @@ _STATEMENTS = (
     ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr,
     ast.Pass, ast.Assert,
 )  # fmt: skip
+_EXPRESSIONS = (ast.Lambda, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
 # Named in branches that are switched off, and nowhere else.
 DEAD = ("make_tensor_descriptor",)
 
@@ -116,9 +117,7 @@ def _unknown(kernel: ast.stmt, language: Collection[str]) -> Iterator[str]:
             text = ast.unparse(node.annotation)
             if text.removeprefix("tl.") not in _TYPES:
                 yield f"{where} {node.lineno}: annotated {text}"
-        if isinstance(
-            node, ast.Lambda | ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
-        ):
+        if isinstance(node, _EXPRESSIONS):
             yield f"{where} {node.lineno}: a {type(node).__name__}"
         if (
             isinstance(node, ast.Attribute)

@@ -63,7 +63,9 @@ def sort(
     compiled: Iterable[Compiled], known: Mapping[str, Proof]
 ) -> tuple[list[Compiled], list[Compiled], list[Compiled]]:
     """Variants that are proved, that nothing is known of, and that were wrong."""
-    proved, unknown, wrong = [], [], []
+    proved: list[Compiled] = []
+    unknown: list[Compiled] = []
+    wrong: list[Compiled] = []
     for one in compiled:
         proof = known.get(digest(one.ptx))
         place = unknown if proof is None else wrong if proof.wrong else proved

@@ -36,7 +36,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for model in MODELS:
         for layer, block in block_sizes(model).items():
             for cache in ("auto", "int8"):
-                # An INT8 page has its scales in it; vLLM grows blocks by whole factors all the same.
+                # Pages of INT8 hold scales as well; the factor is taken to be the same.
                 for queries in ((512,) * 4, (1,) * 4):
                     key = (layer, block, cache, queries)
                     if key not in seen:
@@ -152,7 +152,7 @@ def main() -> None:
     """Print the launches."""
     kernels = {one["name"]: one for one in json.load(sys.stdin)["kernel"]}
     standins.install(Path(sys.argv[1]), MODULES, CAPABILITY, compiler=False)
-    ours = importlib.import_module(OURS)
+    ours: Any = importlib.import_module(OURS)
     recorder = Recorder(kernels, importlib.import_module(AHEAD))
     ours.kernels = lambda: recorder
     for name, call in calls():

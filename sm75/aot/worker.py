@@ -89,7 +89,8 @@ def lower(variant: dict[str, Any]) -> dict[str, Any]:
             },
         })  # fmt: skip
         source = ASTSource(
-            kernel, signature=dict(variant["parameters"]), constants=defaults | variant["constants"],
+            kernel, signature=dict(variant["parameters"]),
+            constants=defaults | variant["constants"],
             attrs=attributes,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as cache:

@@ -127,9 +127,10 @@ def pack(
     for name, tree in trees.items():
         for path in sorted(tree.rglob("*.py")):
             files[f"trees/{name}/{path.relative_to(tree).as_posix()}"] = path.read_bytes()
-    for path in sorted(kernels.iterdir()) if kernels else ():
-        if path.is_file():
-            files[f"{KERNELS}/{kernels.name}/{path.name}"] = path.read_bytes()
+    if kernels is not None:
+        for path in sorted(kernels.iterdir()):
+            if path.is_file():
+                files[f"{KERNELS}/{kernels.name}/{path.name}"] = path.read_bytes()
     for one in variants:
         files[f"ptx/{one.key}.ptx"] = one.ptx
         index["variants"][one.key] = {

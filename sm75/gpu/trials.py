@@ -14,7 +14,7 @@ from typing import Any
 
 from sm75.smem import inputs
 from sm75.smem.cases import AHEAD, ATTENTION, CACHE, ENCODER, INT4, KV_INTERFACE, OURS, Case
-from sm75.smem.models import MODELS, WIDE, Layer, block_sizes
+from sm75.smem.models import BLOCK, MODELS, WIDE, Layer, block_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Trial:
     descriptors: bool = False
     prefix: int = 0
     timed: bool = False
-    block: int = inputs.BLOCK
+    block: int = BLOCK
     large: int = 1
     ahead: bool = False
 
@@ -97,7 +97,7 @@ class Trial:
             *(["not causal"] if not self.causal and self.cache != "none" else []),
             *(["descriptors"] if self.descriptors else []),
             *(["image ranges"] if self.prefix else []),
-            *([f"blocks of {self.block}"] if self.block != inputs.BLOCK else []),
+            *([f"blocks of {self.block}"] if self.block != BLOCK else []),
             *([f"queries x {self.large}"] if self.large != 1 else []),
         ]
         kind = "encoder " if self.cache == "none" else ""
@@ -187,7 +187,7 @@ def trials() -> Iterator[Trial]:
     for layer in (_FULL, _SLIDING, _GEMMA3, _LLAMA8B, _LLAMA1B):
         for batch in (LONG_DECODE, ONE_DECODE, PREFILL):
             # Where a model has both, vLLM doubles the sliding layers' blocks.
-            block = 2 * inputs.BLOCK if layer is _SLIDING else inputs.BLOCK
+            block = 2 * BLOCK if layer is _SLIDING else BLOCK
             yield Trial(layer=layer, batch=batch, timed=True, block=block)
     for batch in (LONG_DECODE, PREFILL):
         yield Trial(layer=_FULL, batch=batch, cache="int8", timed=True)

@@ -7,7 +7,8 @@ is what the device would be given. Needs Triton, and nothing else.
 
 The request: ``tree``, ``capability``, ``groups`` and ``prefix`` of cases, ``known`` (keys not to
 compile), ``jobs``, ``compile``. Optional: ``cases`` (a module with ``all_cases``) and its
-``arguments``; ``omit`` (names of kernels to pass over); ``ptx``, to be given the PTX and what a launch of it takes.
+``arguments``; ``omit`` (names of kernels to pass over); ``ptx``, to be given the PTX and what a
+launch of it takes.
 """
 
 from __future__ import annotations
