@@ -32,13 +32,14 @@ def judge(report: dict[str, Any]) -> list[str]:
     """
     faults = list(_header(report))
     results: Sequence[dict[str, Any]] = report["results"]
+    own = {trial.name for trial in trials.ahead_trials()}
     known = {trial.name: trial for trial in (*trials.trials(), *trials.ahead_trials())}
     for one in results:
         trial = known.get(one["trial"])
         if trial is not None:
             one["tolerance"] = trials.tolerance(trial)
         one["fault"] = _fault(one, one.get("tolerance", 0.0))
-        if trial is not None and trial.ahead and not one.get("kernels"):
+        if trials.SIDES[one["side"]].ahead and one["trial"] in own and not one.get("kernels"):
             one["fault"] = one["fault"] or "no kernel that was compiled ahead of time was launched"
         one["passed"] = not one["fault"] and "refused" not in one
     faults += _completeness(results, ahead=bool(report.get("kernels")))

@@ -216,7 +216,11 @@ def of_side(name: str) -> list[Trial]:
     """The trials of a side."""
     side = SIDES[name]
     found = [trial for trial in trials() if trial.timed or not side.timed]
-    return [*found, *ahead_trials()] if side.ahead else found
+    if not side.ahead:
+        return found
+    own = list(ahead_trials())
+    names = {trial.name for trial in own}
+    return [*(trial for trial in found if trial.name not in names), *own]
 
 
 def modules_of(trial: Trial) -> tuple[str, ...]:

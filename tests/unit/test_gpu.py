@@ -198,7 +198,7 @@ def test_unpatched_may_not_fit() -> None:
     assert bundles.passed([gpukit.result(), refused])
 
 
-EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-11-30.json"
+EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-12-01.json"
 
 
 def _shown(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
