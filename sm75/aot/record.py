@@ -18,11 +18,11 @@ from typing import Any
 
 from sm75.smem import faketorch as torch
 from sm75.smem import faketriton, inputs, standins
-from sm75.smem.cases import AHEAD, ATTENTION, ENCODER, KV_INTERFACE, OURS
+from sm75.smem.cases import AHEAD, ATTENTION, ENCODER, KV_INTERFACE, OURS, OVERLAY
 from sm75.smem.models import MODELS, Layer, block_sizes
 
 HELPERS = ATTENTION.replace("unified_attention", "attention_helpers")
-MODULES = (ATTENTION, HELPERS, KV_INTERFACE, ENCODER, "vllm.sm75", OURS, AHEAD)
+MODULES = (ATTENTION, HELPERS, KV_INTERFACE, ENCODER, *OVERLAY)
 # The capability that the wrappers are told.
 CAPABILITY = (7, 5)
 _ALIGNMENT = 16

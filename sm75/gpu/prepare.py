@@ -23,7 +23,7 @@ from sm75.lockfile import ReleaseLock
 from sm75.progress import Reporter
 from sm75.smem import audit, toolenv
 from sm75.smem import trees as sources
-from sm75.smem.cases import AHEAD, OURS
+from sm75.smem.cases import OVERLAY
 from sm75.smem.standins import ALWAYS_REAL
 from sm75.store import Store
 
@@ -96,7 +96,7 @@ def _count(kernels: Path | None) -> int:
 def _trim(tree: Path) -> None:
     # Only what the trials take; the audit's other modules would triple the size.
     names = {name for trial in trials.trials() for name in trials.modules_of(trial)}
-    names |= {"vllm.sm75", OURS, AHEAD, *ALWAYS_REAL}
+    names |= {*OVERLAY, *ALWAYS_REAL}
     keep = {name.replace(".", "/") for name in names}
     for path in tree.rglob("*.py"):
         stem = path.relative_to(tree).as_posix().removesuffix(".py").removesuffix("/__init__")

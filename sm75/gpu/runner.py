@@ -29,7 +29,7 @@ from sm75.errors import Sm75Error, UsageError
 from sm75.gpu import ahead, bundles, trials
 from sm75.gpu.launcher import Launch, Launcher
 from sm75.smem import faketriton, standins
-from sm75.smem.cases import AHEAD, OURS
+from sm75.smem.cases import OVERLAY
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def run_side(
         sys.path.insert(0, str(home / bundles.KERNELS))
     modules = {name for trial in chosen for name in trials.modules_of(trial)}
     standins.install(
-        home / "trees" / kind.tree, [*modules, "vllm.sm75", OURS, AHEAD], (7, 5),
+        home / "trees" / kind.tree, [*modules, *OVERLAY], (7, 5),
         compiler=False, torch=torch,
     )  # fmt: skip
     trials.arrange(kind)

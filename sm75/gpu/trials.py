@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm75.smem import inputs
-from sm75.smem.cases import AHEAD, ATTENTION, CACHE, ENCODER, INT4, KV_INTERFACE, OURS, Case
+from sm75.smem.cases import ATTENTION, CACHE, ENCODER, INT4, KV_INTERFACE, OURS, Case
 from sm75.smem.models import BLOCK, MODELS, WIDE, Layer, block_sizes
 
 
@@ -226,9 +226,9 @@ def of_side(name: str) -> list[Trial]:
 def modules_of(trial: Trial) -> tuple[str, ...]:
     """The tree's modules that a trial takes."""
     if trial.cache == "none":
-        return (ENCODER, AHEAD)
+        return (ENCODER,)
     helpers = ATTENTION.replace("unified_attention", "attention_helpers")
-    return (ATTENTION, helpers, KV_INTERFACE, CACHE, INT4, AHEAD)
+    return (ATTENTION, helpers, KV_INTERFACE, CACHE, INT4)
 
 
 def arrange(side: Side) -> None:

@@ -12,26 +12,17 @@ PTX from which the machine code was made, for proofs on other GPUs.
 
 import ctypes
 import functools
-import hashlib
-import importlib.util
 import itertools
-import json
 import os
-import struct
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-PACKAGE = "vllm_sm75_kernels"
-INDEX = "index.json"
-SCHEMA = 1
+from vllm.sm75.kernel_files import Package, Unusable, Variant, installed
+
 SWITCH = "SM75_KERNELS"
 
-# struct's letters for Triton's types of parameters.
-_LETTERS = {"i1": "b", "i8": "b", "i32": "i", "i64": "q", "fp32": "f"}
 # cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_INVALID_CONTEXT.
 _MAX_DYNAMIC_SHARED = 8
 _INVALID_CONTEXT = 201
@@ -39,139 +30,6 @@ _INVALID_CONTEXT = 201
 _STATIC_SHARED = 49_152
 # Alignment that the variants' loads count on.
 _ALIGNMENT = 16
-
-
-def element(value: Any) -> str | None:
-    """The name of a tensor's element type; None for None, "" for a number."""
-    if value is None:
-        return None
-    return "" if isinstance(value, int | float) else str(value.dtype).rpartition(".")[2]
-
-
-def plain(value: Any) -> Any:
-    """A constant as JSON has it; members of enumerations are their number."""
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class Unusable(Exception):
-    """The package cannot serve here; its text says why."""
-
-
-class Variant:
-    """One kernel of the package.
-
-    Attributes:
-        fact: Its entry in the index.
-        queries: Mean query tokens a request from which it is the better one.
-    """
-
-    def __init__(self, fact: Mapping[str, Any]) -> None:
-        self.fact = fact
-        self.queries: float = fact["queries"]
-        self.warps: int = fact["warps"]
-        self.shared: int = fact["shared"]
-        self.block_q: int = fact["launch"].get("BLOCK_Q", 0)
-        self.tile: int = fact["launch"].get("TILE_SIZE", 0)
-        self.names = tuple(name for name, _ in fact["parameters"])
-        kinds = [kind for _, kind in fact["parameters"]]
-        # What Triton adds of its own behind the kernel's parameters.
-        self.extra = (0,) * fact["extra"]
-        letters = ["Q" if kind.startswith("*") else _LETTERS[kind] for kind in kinds]
-        self.pointers = tuple(kind.startswith("*") for kind in kinds)
-        self.format = "".join(letters) + "Q" * fact["extra"]
-        self.aligned = tuple(name in fact["aligned"] for name in self.names)
-        self.offsets = []
-        for end in range(1, len(self.format) + 1):
-            self.offsets.append(struct.calcsize(self.format[:end]) - _size(self.format[end - 1]))
-        self.pack = struct.Struct(self.format)
-
-
-def _size(letter: str) -> int:
-    return struct.calcsize(letter)
-
-
-class Package:
-    """The installed kernels.
-
-    Args:
-        home: Directory with the index and the two files of code.
-
-    Raises:
-        Unusable: It is damaged, or of another version than this file.
-    """
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        try:
-            index = json.loads((home / INDEX).read_text(encoding="utf-8"))
-            if index["schema"] != SCHEMA:
-                raise Unusable(f"its schema is {index['schema']}, this vLLM reads {SCHEMA}")
-            self.sources: dict[str, str] = index["sources"]
-            self.files: dict[str, dict[str, Any]] = index["files"]
-            self.kernels: dict[str, dict[str, list[str]]] = index["kernels"]
-            self.variants: dict[str, dict[tuple[Any, ...], list[Variant]]] = {
-                name: {} for name in self.kernels
-            }
-            for fact in index["variants"]:
-                key = tuple(fact["key"])
-                self.variants[fact["kernel"]].setdefault(key, []).append(Variant(fact))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Unusable(f"{home}: {type(error).__name__}: {error}") from None
-        for found in self.variants.values():
-            for variants in found.values():
-                variants.sort(key=lambda one: -one.queries)
-
-    def code(self, fact: Mapping[str, Any], kind: str) -> bytes:
-        """A variant's "cubin" or "ptx".
-
-        Raises:
-            Unusable: The file is not what the index was made with.
-        """
-        offset, size, digest = fact[kind]
-        with open(self.home / self.files[kind]["name"], "rb") as file:
-            file.seek(offset)
-            data = file.read(size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise Unusable(f"{self.home / self.files[kind]['name']} is damaged")
-        return zlib.decompress(data)
-
-    def key(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What decides which variant a launch needs: constants, then types of tensors."""
-        about = self.kernels[kernel]
-        constants = [plain(arguments[name]) for name in about["constants"]]
-        return (*constants, *(element(arguments[name]) for name in about["tensors"]))
-
-    def find(self, kernel: str, arguments: Mapping[str, Any]) -> Variant | None:
-        """The variant for a launch, or None."""
-        known = self.variants.get(kernel)
-        if known is None:
-            return None
-        found = known.get(self.key(kernel, arguments))
-        if found is None:
-            return None
-        if len(found) > 1 and "num_seqs" in arguments:
-            mean = arguments["query_ptr"].shape[0] / arguments["num_seqs"]
-            return next(one for one in found if one.queries <= mean)
-        return found[-1]
-
-
-def installed() -> Package:
-    """The package of this environment, made for the vLLM that is here.
-
-    Raises:
-        Unusable: There is none, or it is of other sources.
-    """
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.origin:
-        raise Unusable("the package vllm-sm75-kernels is not installed")
-    package = Package(Path(spec.origin).parent)
-    for module, digest in package.sources.items():
-        found = importlib.util.find_spec(module)
-        if found is None or not found.origin:
-            raise Unusable(f"there is no {module}, which its kernels were made of")
-        if hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() != digest:
-            raise Unusable(f"its kernels were made of another {module}")
-    return package
 
 
 class Driver:
@@ -192,6 +50,18 @@ class Driver:
             name = ctypes.c_char_p()
             self.cuda.cuGetErrorName(code, ctypes.byref(name))
             raise RuntimeError(f"{what}: {(name.value or b'').decode() or code}")
+
+    def attach(self, device: int) -> None:
+        """Make the device's context, which torch uses, this thread's.
+
+        Allowed while a graph is captured, unlike what torch would do for it.
+        """
+        number, context = ctypes.c_int(), ctypes.c_void_p()
+        self.check(self.cuda.cuDeviceGet(ctypes.byref(number), device), f"device {device}")
+        self.check(
+            self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number), f"device {device}"
+        )
+        self.check(self.cuda.cuCtxSetCurrent(context), f"device {device}")
 
     def load(self, image: bytes, entry: str, shared: int) -> int:
         """Load machine code or PTX into the current context; returns the function's handle."""
@@ -250,6 +120,7 @@ class Launcher:
         with self.lock:
             if key not in self.functions:
                 fact = variant.fact
+                self.driver.attach(device)
                 image = self.package.code(fact, self.kind)
                 handle = self.driver.load(image, fact["entry"], variant.shared)
                 self.functions[key] = (handle, _Slot(variant))
@@ -284,9 +155,7 @@ class Launcher:
             values.append(value)
         return values
 
-    def run(
-        self, variant: Variant, grid: Sequence[int], values: Sequence[Any]
-    ) -> None:
+    def run(self, variant: Variant, grid: Sequence[int], values: Sequence[Any]) -> None:
         """Launch.
 
         Raises:
@@ -304,15 +173,8 @@ class Launcher:
             )  # fmt: skip
             if code != _INVALID_CONTEXT or attempt:
                 break
-            _attach(device)  # a thread that has not used CUDA yet
+            self.driver.attach(device)  # a thread that has not used CUDA yet
         self.driver.check(code, f"launching {variant.fact['entry']}")
-
-
-def _attach(device: int) -> None:
-    import torch
-
-    torch.cuda.set_device(device)
-    torch.cuda.current_stream(device).query()
 
 
 class Session:
@@ -363,9 +225,7 @@ class Site:
 _said: set[Any] = set()
 
 
-def _say_once(
-    name: str, package: Package, arguments: Mapping[str, Any], *, aligned: bool
-) -> None:
+def _say_once(name: str, package: Package, arguments: Mapping[str, Any], *, aligned: bool) -> None:
     key: tuple[Any, ...] = (name, aligned)
     if name in package.kernels:
         about = package.kernels[name]
