@@ -7,9 +7,10 @@ An index says for each variant what it was compiled for, and where its machine c
 import hashlib
 import importlib.util
 import json
+import operator
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ SCHEMA = 1
 # struct's letters for Triton's types of parameters.
 _LETTERS = {"i1": "b", "i8": "b", "i32": "i", "i64": "q", "fp32": "f"}
 _ABSENT = object()
+# Kinds of launches that are remembered; a server makes some tens.
+_MOST_KNOWN = 4096
 
 
 def element(value: Any) -> str | None:
@@ -29,9 +32,20 @@ def element(value: Any) -> str | None:
     return "" if isinstance(value, int | float) else str(value.dtype).rpartition(".")[2]
 
 
+def _kind(value: Any) -> Any:
+    return None if value is None else getattr(value, "dtype", "")
+
+
 def plain(value: Any) -> Any:
     """A constant as JSON has it; members of enumerations are their number."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Takes the arguments of these names; KeyError where one is missing."""
+    if len(names) == 1:
+        return lambda arguments: (arguments[names[0]],)
+    return operator.itemgetter(*names) if names else lambda _: ()
 
 
 class Unusable(Exception):
@@ -60,7 +74,8 @@ class Variant:
         letters = ["Q" if kind.startswith("*") else _LETTERS[kind] for kind in kinds]
         self.pointers = tuple(kind.startswith("*") for kind in kinds)
         self.format = "".join(letters) + "Q" * fact["extra"]
-        self.aligned = tuple(name in fact["aligned"] for name in self.names)
+        self.aligned = [place for place, name in enumerate(self.names) if name in fact["aligned"]]
+        self.pick = picker(self.names)
         self.offsets = []
         for end in range(1, len(self.format) + 1):
             size = struct.calcsize(self.format[end - 1])
@@ -95,6 +110,11 @@ class Package:
                 self.variants[fact["kernel"]].setdefault(key, []).append(Variant(fact))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Unusable(f"{home}: {type(error).__name__}: {error}") from None
+        self.pickers = {
+            name: (picker(about["constants"]), picker(about["tensors"]))
+            for name, about in self.kernels.items()
+        }
+        self.known: dict[tuple[Any, ...], list[Variant]] = {}
         for found in self.variants.values():
             for variants in found.values():
                 variants.sort(key=lambda one: -one.queries)
@@ -122,11 +142,20 @@ class Package:
 
     def find(self, kernel: str, arguments: Mapping[str, Any]) -> Variant | None:
         """The variant for a launch, or None."""
-        known = self.variants.get(kernel)
-        if known is None:
+        pickers = self.pickers.get(kernel)
+        if pickers is None:
             return None
-        found = known.get(self.key(kernel, arguments))
+        # A launch like an earlier one is known by what it was given, without names being made.
+        try:
+            given = (kernel, pickers[0](arguments), tuple(map(_kind, pickers[1](arguments))))
+        except KeyError:
+            return None
+        found = self.known.get(given)
         if found is None:
+            found = self.variants[kernel].get(self.key(kernel, arguments), [])
+            if len(self.known) < _MOST_KNOWN:
+                self.known[given] = found
+        if not found:
             return None
         if len(found) > 1 and "num_seqs" in arguments:
             mean = arguments["query_ptr"].shape[0] / arguments["num_seqs"]

@@ -143,16 +143,13 @@ class Launcher:
 
     def values(self, variant: Variant, arguments: Mapping[str, Any]) -> list[Any] | None:
         """The parameters of a launch; None where an alignment is missing that the code needs."""
-        values = []
-        for name, pointer, aligned in zip(
-            variant.names, variant.pointers, variant.aligned, strict=True
-        ):
-            value = arguments[name]
-            if pointer:
-                value = value.data_ptr()
-            if aligned and value % _ALIGNMENT:
+        values = [
+            value.data_ptr() if pointer else value
+            for value, pointer in zip(variant.pick(arguments), variant.pointers, strict=True)
+        ]
+        for place in variant.aligned:
+            if values[place] % _ALIGNMENT:
                 return None
-            values.append(value)
         return values
 
     def run(self, variant: Variant, grid: Sequence[int], values: Sequence[Any]) -> None:
