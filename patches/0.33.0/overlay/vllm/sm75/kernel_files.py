@@ -119,6 +119,20 @@ class Package:
             for variants in found.values():
                 variants.sort(key=lambda one: -one.queries)
 
+    def check(self, kind: str) -> None:
+        """See that the file of all "cubin"s or of all "ptx"s is what the index was made with.
+
+        Raises:
+            Unusable: It is not.
+        """
+        path = self.home / self.files[kind]["name"]
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise Unusable(f"{path}: {error.strerror}") from None
+        if found != self.files[kind]["sha256"]:
+            raise Unusable(f"{path} is damaged")
+
     def code(self, fact: Mapping[str, Any], kind: str) -> bytes:
         """A variant's "cubin" or "ptx".
 

@@ -244,9 +244,20 @@ def _say_once(name: str, package: Package, arguments: Mapping[str, Any], *, alig
     init_logger(__name__).debug("The launch: %s", ", ".join(map(str, key[2:])))
 
 
+_making = threading.Lock()
+
+
 @functools.cache
 def launcher() -> Launcher | None:
-    """This process's launcher; None where the JIT is to do it all. Says once which it is."""
+    """This process's launcher; None where the JIT is to do it all."""
+    # The cache alone lets threads that come together make one each.
+    with _making:
+        return _make()
+
+
+@functools.cache
+def _make() -> Launcher | None:
+    # Says once which it is.
     from vllm.logger import init_logger
 
     log = init_logger(__name__)
@@ -256,15 +267,17 @@ def launcher() -> Launcher | None:
         return None
     if mode not in ("on", "ptx"):
         raise ValueError(f"{SWITCH} is {mode!r}: it can be on, off or ptx")
+    kind = "ptx" if mode == "ptx" else "cubin"
     try:
         package = installed()
+        package.check(kind)
     except Unusable as error:
         log.warning(
             "Compute capability 7.5: attention without tensor cores, for %s. Triton compiles it.",
             error,
         )
         return None
-    made = Launcher(package, "ptx" if mode == "ptx" else "cubin")
+    made = Launcher(package, kind)
     log.info(
         "Compute capability 7.5: %d attention kernels from %s%s.",
         sum(len(one) for found in package.variants.values() for one in found.values()),
