@@ -77,7 +77,7 @@ int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned tx, uns
     if (fail_times) { fail_times--; return fail_code; }
     if (extra || shared > 65536 || (shared > 49152 && (unsigned)from->allowed < shared)) return INVALID_VALUE;
     /* Time for another thread to write into this one's parameters, if they share them. */
-    for (int n = 0; n < 20; n++) sched_yield();
+    for (int n = 0; n < 4; n++) sched_yield();
     struct launch made = {{x, y, z}, {tx, ty, tz}, shared, current - contexts, 0, (uintptr_t)stream, "", ""};
     strcpy(made.entry, from->entry);
     for (int n = 0; n < from->count; n++) {

@@ -436,7 +436,7 @@ def test_prepare_loads_what_a_layer_can_launch(world: Any) -> None:
 def test_threads_have_their_own_parameters(world: Any) -> None:
     """Eight threads, one variant: every launch carries its own numbers together."""
     install(world, attention())
-    each, threads, faults = 200, 8, []
+    each, threads, faults = 50, 8, []
 
     def work(number: int) -> None:
         try:
