@@ -39,7 +39,15 @@ import subprocess  # noqa: E402
 import click  # noqa: E402
 
 from sm75 import __version__  # noqa: E402
-from sm75.cli import box, building, channels, locking, patching, reporting  # noqa: E402
+from sm75.cli import (  # noqa: E402
+    box,
+    building,
+    channels,
+    kernels,
+    locking,
+    patching,
+    reporting,
+)
 from sm75.errors import Sm75Error  # noqa: E402
 
 
@@ -50,8 +58,8 @@ def cli() -> None:
 
 
 for _command in (
-    *building.COMMANDS, *patching.COMMANDS, *locking.COMMANDS, *channels.COMMANDS, *box.COMMANDS,
-    *reporting.COMMANDS,
+    *building.COMMANDS, *patching.COMMANDS, *locking.COMMANDS, *channels.COMMANDS,
+    *kernels.COMMANDS, *box.COMMANDS, *reporting.COMMANDS,
 ):  # fmt: skip
     cli.add_command(_command)
 

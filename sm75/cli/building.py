@@ -246,10 +246,12 @@ def toolchain_command(release: str | None, store: Path | None, toolchain: str) -
 @click.option("--gpu", is_flag=True, help="Run the sm_75 attention kernels on this machine's GPU.")
 @click.option("--bundle", type=FILE, help="With --gpu: write what another machine can run.")
 @click.option("--result", type=FILE, help="With --gpu: show and judge what a bundle found there.")
+@click.option("--kernels", type=FILE, help="With --gpu: try these too (kernels build --files).")
 @click.argument("package", type=FILE, required=False)
 def verify(
     release: str | None, store: Path | None, channel: Path, as_json: bool, smem: bool,
-    gpu: bool, bundle: Path | None, result: Path | None, package: Path | None,
+    gpu: bool, bundle: Path | None, result: Path | None, kernels: Path | None,
+    package: Path | None,
 ) -> None:  # fmt: skip
     """Check the built package: architectures, ABI, RUNPATH, metadata.
 
@@ -264,12 +266,21 @@ def verify(
         from sm75.gpu import report as trials
 
         if code := trials.run_and_print(
-            ROOT, lock, open_store(store), package, bundle=bundle, result=result, as_json=as_json
+            ROOT,
+            lock,
+            open_store(store),
+            package,
+            bundle=bundle,
+            result=result,
+            kernels=kernels,
+            as_json=as_json,
         ):
             raise SystemExit(code)
         return
-    if bundle is not None or result is not None:
-        raise UsageError("--bundle and --result belong to --gpu", fix="give --gpu as well")
+    if bundle is not None or result is not None or kernels is not None:
+        raise UsageError(
+            "--bundle, --result and --kernels belong to --gpu", fix="give --gpu as well"
+        )
     if smem:
         from sm75.smem import report as audit
 

@@ -21,12 +21,15 @@ SCHEMA = 1
 CACHE_ERROR = 1e-6
 """How far a cache may be from what was written into it, beyond its own rounding."""
 INDEX = "bundle.json"
+KERNELS = "kernels"
+# Sides whose trials may not be refused: what the package does.
+OURS = ("patched", "ahead of time")
 # What runs on the other machine; it imports nothing else of ours.
 CODE = (
     "sm75/__init__.py", "sm75/errors.py",
     "sm75/gpu/__init__.py", "sm75/gpu/bundles.py", "sm75/gpu/driver.py", "sm75/gpu/launcher.py",
     "sm75/gpu/reference.py", "sm75/gpu/runner.py", "sm75/gpu/timing.py", "sm75/gpu/trials.py",
-    "sm75/gpu/values.py",
+    "sm75/gpu/values.py", "sm75/gpu/ahead.py",
     "sm75/smem/__init__.py", "sm75/smem/cases.py", "sm75/smem/faketorch.py",
     "sm75/smem/faketriton.py", "sm75/smem/inputs.py", "sm75/smem/models.py",
     "sm75/smem/standins.py",
@@ -105,6 +108,7 @@ def pack(
     about: Mapping[str, Any],
     plan: Mapping[str, Mapping[str, Sequence[str] | str]],
     variants: Iterable[Prepared],
+    kernels: Path | None,
 ) -> bytes:
     """Make a bundle.
 
@@ -114,6 +118,7 @@ def pack(
         about: What was prepared.
         plan: As in ``Bundle``.
         variants: All that the plan names.
+        kernels: Directory of the kernels that were compiled ahead of time, if there is one.
     """
     index: dict[str, Any] = {"schema": SCHEMA, "about": about, "plan": plan, "variants": {}}
     files: dict[str, bytes] = {"__main__.py": _MAIN.encode()}
@@ -122,6 +127,10 @@ def pack(
     for name, tree in trees.items():
         for path in sorted(tree.rglob("*.py")):
             files[f"trees/{name}/{path.relative_to(tree).as_posix()}"] = path.read_bytes()
+    if kernels is not None:
+        for path in sorted(kernels.iterdir()):
+            if path.is_file():
+                files[f"{KERNELS}/{kernels.name}/{path.name}"] = path.read_bytes()
     for one in variants:
         files[f"ptx/{one.key}.ptx"] = one.ptx
         index["variants"][one.key] = {
@@ -141,10 +150,10 @@ def pack(
 
 def passed(results: Sequence[Mapping[str, Any]]) -> bool:
     """Whether everything that ran is right, and everything of the patched side ran."""
-    if not any(result["side"] == "patched" for result in results):
+    if not any(result["side"] in OURS for result in results):
         return False
     return all(
-        result.get("passed", False) or ("refused" in result and result["side"] != "patched")
+        result.get("passed", False) or ("refused" in result and result["side"] not in OURS)
         for result in results
     )
 
@@ -155,7 +164,7 @@ def summary(report: Mapping[str, Any]) -> str:
     wrong = [
         one
         for one in report["results"]
-        if not one.get("passed") and not ("refused" in one and one["side"] != "patched")
+        if not one.get("passed") and not ("refused" in one and one["side"] not in OURS)
     ]
     errors = [one["max_error"] for one in ran if one.get("max_error") is not None]
     kernels = {

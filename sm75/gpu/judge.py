@@ -32,14 +32,17 @@ def judge(report: dict[str, Any]) -> list[str]:
     """
     faults = list(_header(report))
     results: Sequence[dict[str, Any]] = report["results"]
-    known = {trial.name: trial for trial in trials.trials()}
+    own = {trial.name for trial in trials.ahead_trials()}
+    known = {trial.name: trial for trial in (*trials.trials(), *trials.ahead_trials())}
     for one in results:
         trial = known.get(one["trial"])
         if trial is not None:
             one["tolerance"] = trials.tolerance(trial)
         one["fault"] = _fault(one, one.get("tolerance", 0.0))
+        if trials.SIDES[one["side"]].ahead and one["trial"] in own and not one.get("kernels"):
+            one["fault"] = one["fault"] or "no kernel that was compiled ahead of time was launched"
         one["passed"] = not one["fault"] and "refused" not in one
-    faults += _completeness(results)
+    faults += _completeness(results, ahead=bool(report.get("kernels")))
     report["passed"] = not faults and bundles.passed(results)
     report["faults"] = faults
     return faults
@@ -56,8 +59,13 @@ def _header(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"it does not say its {name}"
 
 
-def _completeness(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    wanted = {(side, trial.name) for side in trials.SIDES for trial in trials.of_side(side)}
+def _completeness(results: Sequence[Mapping[str, Any]], *, ahead: bool) -> Iterator[str]:
+    wanted = {
+        (side, trial.name)
+        for side, kind in trials.SIDES.items()
+        if ahead or not kind.ahead
+        for trial in trials.of_side(side)
+    }
     found = Counter((one["side"], one["trial"]) for one in results)
     missing, unknown = sorted(wanted - found.keys()), sorted(found.keys() - wanted)
     twice = sorted(pair for pair, count in found.items() if count > 1)
@@ -72,7 +80,7 @@ def _fault(one: Mapping[str, Any], allowed: float) -> str:
     if "broke" in one:
         return f"ended with code {one['broke']}"
     if "refused" in one:
-        return str(one["refused"]) if one["side"] == "patched" else ""
+        return str(one["refused"]) if one["side"] in bundles.OURS else ""
     if one.get("missing"):
         return f"{one['missing']} launches that were prepared were not made"
     launches = one["launches"]

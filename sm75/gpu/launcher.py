@@ -94,10 +94,25 @@ class Launcher:
     expected: Sequence[Prepared]
     loaded: dict[str, Any]
     done: list[Launch] = field(default_factory=list)
+    passed: int = 0
+
+    def skip(self, kernel: str) -> None:
+        """Pass over launches up to one of this kernel, which something else carries out.
+
+        Nothing is passed over where the kernel was not recorded.
+        """
+        names = [one.kernel for one in self.expected[self.place :]]
+        if kernel in names:
+            self.passed += names.index(kernel) + 1
+
+    @property
+    def place(self) -> int:
+        """Of the next launch among those recorded."""
+        return len(self.done) + self.passed
 
     def __call__(self, kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
         """``faketriton.Kernel.sink``."""
-        place = len(self.done)
+        place = self.place
         if place == len(self.expected):
             raise CheckFailed(
                 f"{kernel.__name__} is launched, which was not recorded",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm75 import atomic
+from sm75.aot import manifest
 from sm75.errors import CheckFailed
 from sm75.gpu import bundles, trials
 from sm75.gpu.launcher import Prepared
@@ -22,13 +23,18 @@ from sm75.lockfile import ReleaseLock
 from sm75.progress import Reporter
 from sm75.smem import audit, toolenv
 from sm75.smem import trees as sources
-from sm75.smem.cases import OURS
+from sm75.smem.cases import OVERLAY
 from sm75.smem.standins import ALWAYS_REAL
 from sm75.store import Store
 
 
 def make(
-    root: Path, lock: ReleaseLock, store: Store, package: Path | None, reporter: Reporter
+    root: Path,
+    lock: ReleaseLock,
+    store: Store,
+    package: Path | None,
+    kernels: Path | None,
+    reporter: Reporter,
 ) -> bytes:
     """Make the bundle of a package, or of the patched sources, beside the unpatched ones.
 
@@ -37,6 +43,8 @@ def make(
         lock: The release.
         store: Where the pinned sdist is.
         package: A built ``.conda`` or a directory; None: the sdist with the patches applied.
+        kernels: Directory of the kernels that were compiled ahead of time; None: none, and their
+            side is left out.
         reporter: Shows the compilation.
 
     Raises:
@@ -59,7 +67,11 @@ def make(
         cache = Cache(root / ".sm75" / "gpu" / f"triton-{triton}")
         plan: dict[str, Mapping[str, list[str] | str]] = {}
         for side, kind in trials.SIDES.items():
-            plan[side] = _record(python, root, trees[kind.tree], side, cache, reporter)
+            if kind.ahead and kernels is None:
+                continue
+            omit = [one.name for one in manifest.load(root).kernel] if kind.ahead else []
+            recorded = _record(python, root, trees[kind.tree], side, omit, cache, reporter)
+            plan[side] = {**(plan["patched"] if kind.ahead else {}), **recorded}
         keys = {key for side in plan.values() for one in side.values()
                 if not isinstance(one, str) for key in one}  # fmt: skip
         for tree in trees.values():
@@ -69,14 +81,22 @@ def make(
             "subject": package.name if package else f"vllm {lock.vllm} with patches/{lock.vllm}",
             "triton": triton,
             "target": "sm_75",
+            "kernels": _count(kernels),
         }
-        return bundles.pack(root, trees, about, plan, (cache.get(key) for key in sorted(keys)))
+        variants = (cache.get(key) for key in sorted(keys))
+        return bundles.pack(root, trees, about, plan, variants, kernels)
+
+
+def _count(kernels: Path | None) -> int:
+    if kernels is None:
+        return 0
+    return len(json.loads((kernels / "index.json").read_bytes())["variants"])
 
 
 def _trim(tree: Path) -> None:
     # Only what the trials take; the audit's other modules would triple the size.
     names = {name for trial in trials.trials() for name in trials.modules_of(trial)}
-    names |= {"vllm.sm75", OURS, *ALWAYS_REAL}
+    names |= {*OVERLAY, *ALWAYS_REAL}
     keep = {name.replace(".", "/") for name in names}
     for path in tree.rglob("*.py"):
         stem = path.relative_to(tree).as_posix().removesuffix(".py").removesuffix("/__init__")
@@ -114,11 +134,12 @@ _KEPT = ("kernel", "entry", "types", "constants", "aligned", "shared", "warps", 
 
 
 def _record(
-    python: Path, root: Path, tree: Path, side: str, cache: Cache, reporter: Reporter
-) -> dict[str, list[str] | str]:
+    python: Path, root: Path, tree: Path, side: str, omit: list[str], cache: Cache,
+    reporter: Reporter,
+) -> dict[str, list[str] | str]:  # fmt: skip
     request = {
         "tree": str(tree), "capability": list(audit.CAPABILITY), "groups": [], "prefix": "",
-        "cases": "sm75.gpu.trials", "arguments": [side], "ptx": True,
+        "cases": "sm75.gpu.trials", "arguments": [side], "ptx": True, "omit": omit,
         "known": cache.known(), "jobs": os.cpu_count() or 1, "compile": True,
     }  # fmt: skip
     plan: dict[str, list[str] | str] = {}

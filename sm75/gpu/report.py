@@ -33,6 +33,7 @@ def run_and_print(
     *,
     bundle: Path | None,
     result: Path | None,
+    kernels: Path | None,
     as_json: bool,
 ) -> int:
     """Run the trials on this machine's GPU, or write the bundle, or show a result.
@@ -43,6 +44,7 @@ def run_and_print(
         store: Where the pinned sdist is.
         package: A built ``.conda``; None: the sdist with the patches applied.
         bundle: Write the bundle here, and run nothing.
+        kernels: Directory of the kernels that were compiled ahead of time, to try them as well.
         result: A result that a bundle wrote; show and judge it, and run nothing.
         as_json: Print JSON instead of tables.
 
@@ -56,7 +58,7 @@ def run_and_print(
         return _show(read_result(result), as_json=as_json)
     python = None if bundle is not None else find_python(root, lock)
     with make_reporter(quiet=as_json) as reporter:
-        content = prepare.make(root, lock, store, package, reporter)
+        content = prepare.make(root, lock, store, package, kernels, reporter)
     if bundle is not None:
         atomic.write_bytes(bundle, content, mode=0o755)
         size = len(content) / 2**20

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from sm75.errors import Sm75Error, UsageError
-from sm75.gpu import bundles, trials
+from sm75.gpu import ahead, bundles, trials
 from sm75.gpu.launcher import Launch, Launcher
 from sm75.smem import faketriton, standins
-from sm75.smem.cases import OURS
+from sm75.smem.cases import OVERLAY
 
 
 @contextmanager
@@ -84,10 +84,13 @@ def run_side(
     torch.backends.cuda.matmul.allow_tf32 = False
     bundle = bundles.load(home)
     chosen = [trial for trial in trials.of_side(side) if only in trial.name]
-    modules = {name for trial in chosen for name in trials.modules_of(trial)}
     kind = trials.SIDES[side]
+    os.environ[ahead.SWITCH] = "ptx" if kind.ahead else "off"
+    if kind.ahead:
+        sys.path.insert(0, str(home / bundles.KERNELS))
+    modules = {name for trial in chosen for name in trials.modules_of(trial)}
     standins.install(
-        home / "trees" / kind.tree, [*modules, "vllm.sm75", OURS], (7, 5),
+        home / "trees" / kind.tree, [*modules, *OVERLAY], (7, 5),
         compiler=False, torch=torch,
     )  # fmt: skip
     trials.arrange(kind)
@@ -99,11 +102,12 @@ def run_side(
             yield result | {"refused": recorded}
             continue
         limit = getattr(getattr(backend, "device", None), "shared_block", 1 << 30)
-        if (most := max(one.shared for one in recorded)) > limit:
+        if (most := max((one.shared for one in recorded), default=0)) > limit:
             yield result | {"refused": f"{most} bytes of shared memory, this device has {limit}"}
             continue
         launcher = Launcher(backend=backend, expected=recorded, loaded=loaded)
         faketriton.Kernel.sink = launcher
+        own = ahead.Watch(launcher) if kind.ahead else None
         numbers = Numbers(trial, device, seed)
         with pretended(torch, (7, 5)):
             if trial.cache != "none":
@@ -112,9 +116,14 @@ def run_side(
             numbers.run()
         result |= compare(numbers)
         launches = launcher.done[wrote:]
+        if own is not None:
+            launches = own.launches(launches, backend)
+            result["kernels"] = own.names()
+            if trial.ahead and not own.found:
+                result |= {"passed": False, "error": "the JIT would have compiled it"}
         result["launches"] = [facts(launch) for launch in launches]
-        if len(launcher.done) < len(recorded):
-            result |= {"passed": False, "missing": len(recorded) - len(launcher.done)}
+        if launcher.place < len(recorded):
+            result |= {"passed": False, "missing": len(recorded) - launcher.place}
         if timed and trial.timed and hasattr(backend, "blocks"):
             result |= Timer(launcher, backend).figures(launches)
         yield result

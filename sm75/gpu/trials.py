@@ -6,6 +6,7 @@ recorded and compiled for sm_75, and on the device with numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from sm75.smem import inputs
 from sm75.smem.cases import ATTENTION, CACHE, ENCODER, INT4, KV_INTERFACE, OURS, Case
-from sm75.smem.models import MODELS, WIDE, Layer
+from sm75.smem.models import BLOCK, MODELS, WIDE, Layer, block_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +26,19 @@ class Side:
         warps: Warps a block, in place of the overlay's own table.
         largest: Take the largest tiles that fit, in place of the overlay's own table.
         timed: Run the timed trials only.
+        ahead: Launch what was compiled ahead of time, where there is such a variant.
     """
 
     tree: str
     warps: int | None = None
     largest: bool = False
     timed: bool = False
+    ahead: bool = False
 
 
 SIDES: dict[str, Side] = {
     "patched": Side(tree="patched"),
+    "ahead of time": Side(tree="patched", ahead=True),
     "unpatched": Side(tree="unpatched"),
     "4 warps": Side(tree="patched", warps=4, timed=True),
     "8 warps": Side(tree="patched", warps=8, timed=True),
@@ -64,6 +68,9 @@ class Trial:
         causal: False where queries see all keys.
         descriptors: VLLM_TRITON_USE_TD.
         prefix: Ranges of image tokens a request.
+        block: Tokens a block of the cache.
+        large: By how much queries are larger than standard normal: logits of hundreds.
+        ahead: Of the side that is compiled ahead of time alone.
         timed: Whether the time is of interest: large, and run for all sides.
     """
 
@@ -76,6 +83,9 @@ class Trial:
     descriptors: bool = False
     prefix: int = 0
     timed: bool = False
+    block: int = BLOCK
+    large: int = 1
+    ahead: bool = False
 
     @property
     def name(self) -> str:
@@ -87,6 +97,8 @@ class Trial:
             *(["not causal"] if not self.causal and self.cache != "none" else []),
             *(["descriptors"] if self.descriptors else []),
             *(["image ranges"] if self.prefix else []),
+            *([f"blocks of {self.block}"] if self.block != BLOCK else []),
+            *([f"queries x {self.large}"] if self.large != 1 else []),
         ]
         kind = "encoder " if self.cache == "none" else ""
         return ", ".join([f"{kind}{self.layer.name}", self.batch.name, *more])
@@ -120,6 +132,9 @@ FULL = Batch(
     name="decode, full batch", queries=(1,) * 150, keys=tuple(1 + 37 * i % 399 for i in range(150))
 )
 IMAGES = Batch(name="prefill and decode", queries=(1, 70, 257, 33), keys=(90, 70, 700, 1400))
+# Odd lengths up to 32k, a prompt's last step and decodes in one batch.
+LONG = Batch(name="to 32k", queries=(1, 3, 517, 1), keys=(32_749, 9_001, 16_385, 4_093))
+CHUNKS = Batch(name="chunks", queries=(16,) * 3 + (31, 257), keys=(16, 1_000, 515, 31, 700))
 LONG_DECODE = Batch(name="decode 8 x 4096", queries=(1,) * 8, keys=(4096,) * 8)
 ONE_DECODE = Batch(name="decode 1 x 4096", queries=(1,), keys=(4096,))
 PREFILL = Batch(name="prefill 4 x 512 of 2048", queries=(512,) * 4, keys=(2048,) * 4)
@@ -171,16 +186,41 @@ def trials() -> Iterator[Trial]:
                 timed=True)  # fmt: skip
     for layer in (_FULL, _SLIDING, _GEMMA3, _LLAMA8B, _LLAMA1B):
         for batch in (LONG_DECODE, ONE_DECODE, PREFILL):
-            yield Trial(layer=layer, batch=batch, timed=True)
+            # Where a model has both, vLLM doubles the sliding layers' blocks.
+            block = 2 * BLOCK if layer is _SLIDING else BLOCK
+            yield Trial(layer=layer, batch=batch, timed=True, block=block)
     for batch in (LONG_DECODE, PREFILL):
         yield Trial(layer=_FULL, batch=batch, cache="int8", timed=True)
         yield Trial(layer=_SLIDING, batch=batch, cache="int4", timed=True)
 
 
+def ahead_trials() -> Iterator[Trial]:
+    """Every kind of layer that has variants, with the blocks of its model; hard inputs."""
+    seen = set()
+    for model in MODELS:
+        for layer, block in block_sizes(model).items():
+            for cache in ("auto", "int8"):
+                for batch in (MIXED, DECODE, DRAFT, FULL, LONG, CHUNKS):
+                    trial = Trial(layer=layer, batch=batch, cache=cache, block=block, ahead=True)
+                    if trial not in seen:
+                        seen.add(trial)
+                        yield trial
+            trial = Trial(layer=layer, batch=MIXED, block=block, large=40, ahead=True)
+            if trial not in seen:
+                seen.add(trial)
+                yield trial
+                yield dataclasses.replace(trial, batch=DECODE)
+
+
 def of_side(name: str) -> list[Trial]:
     """The trials of a side."""
     side = SIDES[name]
-    return [trial for trial in trials() if trial.timed or not side.timed]
+    found = [trial for trial in trials() if trial.timed or not side.timed]
+    if not side.ahead:
+        return found
+    own = list(ahead_trials())
+    names = {trial.name for trial in own}
+    return [*(trial for trial in found if trial.name not in names), *own]
 
 
 def modules_of(trial: Trial) -> tuple[str, ...]:
@@ -206,17 +246,17 @@ def arrange(side: Side) -> None:
 
 def blocks_of(trial: Trial) -> int:
     """Blocks of the cache that the requests fill."""
-    return sum(-(-keys // inputs.BLOCK) for keys in trial.batch.keys)
+    return sum(-(-keys // trial.block) for keys in trial.batch.keys)
 
 
 def make(trial: Trial, torch: Any, device: str) -> inputs.Attention:
     """The trial's tensors, with nothing in them. A tenth of the cache belongs to nobody."""
-    most = -(-max(trial.batch.keys) // inputs.BLOCK)
+    most = -(-max(trial.batch.keys) // trial.block)
     return inputs.attention(
         torch, trial.layer, trial.batch.queries, cache=trial.cache,
         blocks=blocks_of(trial) * 11 // 10 + 4, table=-(-most // 64) * 64, prefix=trial.prefix,
         sinks=trial.sinks, causal=trial.causal, softcap=trial.softcap,
-        descriptors=trial.descriptors, device=device,
+        descriptors=trial.descriptors, device=device, block=trial.block,
     )  # fmt: skip
 
 
@@ -275,7 +315,11 @@ def _record(trial: Trial, side: Side) -> None:
 
 
 def all_cases(side: str) -> list[Case]:
-    """The side's trials as cases of the audit's recorder."""
+    """The side's trials as cases of the audit's recorder.
+
+    Of the side that is compiled ahead of time those of its own: the others launch what "patched"
+    does, where there is no variant.
+    """
 
     def case(trial: Trial) -> Case:
         return Case(
@@ -283,7 +327,7 @@ def all_cases(side: str) -> list[Case]:
             call=lambda: _record(trial, SIDES[side]),
         )  # fmt: skip
 
-    return [case(trial) for trial in of_side(side)]
+    return [case(trial) for trial in of_side(side) if trial.ahead == SIDES[side].ahead]
 
 
 def by_name(name: str, among: Sequence[Trial]) -> Trial:

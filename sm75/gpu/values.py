@@ -12,7 +12,6 @@ import torch
 from sm75.gpu import bundles, reference, trials
 from sm75.gpu.trials import BFLOAT16_HEAD, Trial, tolerance
 from sm75.smem.cases import INT4
-from sm75.smem.inputs import BLOCK
 
 
 class Numbers:
@@ -41,7 +40,7 @@ class Numbers:
             tensor.fill_(torch.nan)
         # Descriptors read whole blocks, as upstream has it: there it is 61,280 (0x7B7B).
         made.raw.view(torch.uint8).fill_(0x7B if trial.descriptors else 0xFF)
-        made.q.copy_(self._normal(*made.q.shape))
+        made.q.copy_(self._normal(*made.q.shape) * trial.large)
         made.descale.fill_(1.0)
         made.starts.copy_(self._starts(batch.queries))
         made.lengths.copy_(self._ints(batch.keys))
@@ -63,7 +62,7 @@ class Numbers:
     def _scatter(self) -> Any:
         """Give each request shuffled blocks; returns the slot of each token."""
         made = self.made
-        size = BLOCK
+        size = self.trial.block
         order = torch.randperm(len(made.raw), device=self.device, generator=self.random)
         # Columns behind a request's last block are never to be read; block 0 is somebody's.
         made.table.fill_(0)
@@ -118,7 +117,7 @@ class Numbers:
         return key, value, max(key_wrong, value_wrong)
 
     def _at(self, tensor: Any) -> Any:
-        size = BLOCK
+        size = self.trial.block
         return tensor[self.slots // size, self.slots % size]
 
     def _quantised(self, tensor: Any, scales: Any, given: Any) -> tuple[Any, float]:

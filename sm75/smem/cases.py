@@ -23,6 +23,10 @@ ENCODER = "vllm.v1.attention.ops.triton_prefill_attention"
 MERGE = "vllm.v1.attention.ops.triton_merge_attn_states"
 KV_INTERFACE = "vllm.v1.kv_cache_interface"
 OURS = "vllm.sm75.attention"
+AHEAD = "vllm.sm75.kernels"
+FILES = "vllm.sm75.kernel_files"
+OVERLAY = ("vllm.sm75", OURS, AHEAD, FILES)
+"""Our own modules beside the tree's."""
 
 BLOCKS = 1000
 

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sm75.smem.models import Layer
+from sm75.smem.models import BLOCK, Layer
 
 # vllm/v1/attention/backends/triton_attn.py: MIN_LAUNCH_GRID_SIZE_2D, NUM_PAR_SOFTMAX_SEGMENTS.
 GRID_2D, SEGMENTS = 128, 16
-# vllm/config/cache.py: block_size of the CUDA platform.
-BLOCK = 16
 # The same file as the first: split KV for up to so many queries a request.
 SPLIT_QUERIES = 8
 # Bytes of a float32 scale, which stands behind each head's numbers in a quantised cache.
@@ -94,7 +92,7 @@ def mode_of(modes: Any, cache: str) -> Any:
 
 
 def paged_cache(
-    torch: Any, layer: Layer, cache: str, blocks: int, device: str
+    torch: Any, layer: Layer, cache: str, blocks: int, device: str, block: int = BLOCK
 ) -> tuple[Any, Any, Any, Any, Any]:
     """A paged KV cache: the memory, then views of keys, values and their scales (or None).
 
@@ -105,7 +103,7 @@ def paged_cache(
         "int8": (torch.int8, layer.head + SCALE),
         "int4": (torch.uint8, layer.head // 2 + SCALE),
     }[cache]
-    raw = torch.empty(blocks, layer.kv_heads, BLOCK, 2 * width, dtype=kind, device=device)
+    raw = torch.empty(blocks, layer.kv_heads, block, 2 * width, dtype=kind, device=device)
     key, value = raw.transpose(1, 2).split(width, dim=-1)
     if cache == "auto":
         return raw, key, value, None, None
@@ -130,6 +128,7 @@ def attention(
     softcap: float = 0,
     descriptors: bool = False,
     device: str = "cuda",
+    block: int = BLOCK,
 ) -> Attention:
     """Make the tensors, with nothing in them.
 
@@ -146,13 +145,14 @@ def attention(
         softcap: Soft cap of the scores; 0 for none.
         descriptors: VLLM_TRITON_USE_TD.
         device: Where the tensors are.
+        block: Tokens a block of the cache.
     """
 
     def empty(*shape: int, dtype: Any = torch.float32) -> Any:
         return torch.empty(*shape, dtype=dtype, device=device)
 
     requests, tokens = len(queries), sum(queries)
-    raw, key, value, k_scale, v_scale = paged_cache(torch, layer, cache, blocks, device)
+    raw, key, value, k_scale, v_scale = paged_cache(torch, layer, cache, blocks, device, block)
     rows = GRID_2D // layer.kv_heads * SPLIT_QUERIES
     padded = 1 << (layer.head - 1).bit_length()
     return Attention(

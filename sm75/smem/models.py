@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# vllm/config/cache.py: tokens a block, the CUDA platform's default.
+BLOCK = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
@@ -52,6 +55,19 @@ class Model:
     vision_head: int = 0
     vocab: int = 262_144
     tags: tuple[str, ...] = field(default=())
+
+
+def block_sizes(model: Model) -> dict[Layer, int]:
+    """Tokens a block of each layer's KV cache.
+
+    vLLM gives all layers pages of one size: where a layer's own would be smaller, its block grows
+    by as much (vllm/v1/core/kv_cache_utils.py, unify_kv_cache_spec_page_size).
+    """
+    pages = {layer: layer.kv_heads * layer.head for layer in model.layers}
+    most = max(pages.values())
+    return {
+        layer: BLOCK * (most // page if most % page == 0 else 1) for layer, page in pages.items()
+    }
 
 
 _GEMMA4 = (

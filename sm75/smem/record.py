@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sm75.smem import faketriton, standins
-from sm75.smem.cases import Case, all_cases
+from sm75.smem.cases import OVERLAY, Case, all_cases
 from sm75.smem.faketorch import Tensor
 from sm75.smem.faketriton import plain
 
@@ -48,7 +48,7 @@ def _plain(value: Any) -> Any:
 def modules(cases: Iterable[Case]) -> list[str]:
     """The tree's modules that cases take, and our own beside them."""
     names = {name for case in cases for name in case.modules}
-    return [*sorted(names), "vllm.sm75", "vllm.sm75.attention"]
+    return [*sorted(names), *OVERLAY]
 
 
 def record(

@@ -7,7 +7,8 @@ is what the device would be given. Needs Triton, and nothing else.
 
 The request: ``tree``, ``capability``, ``groups`` and ``prefix`` of cases, ``known`` (keys not to
 compile), ``jobs``, ``compile``. Optional: ``cases`` (a module with ``all_cases``) and its
-``arguments``; ``ptx``, to be given the PTX and what a launch of it takes.
+``arguments``; ``omit`` (names of kernels to pass over); ``ptx``, to be given the PTX and what a
+launch of it takes.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _hook(found: list[tuple[str, str]]) -> None:
 
 
 def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    groups = set(request["groups"])
+    groups, omitted = set(request["groups"]), set(request.get("omit", ()))
     prefix = request["prefix"]
     source = importlib.import_module(request.get("cases", "sm75.smem.cases"))
     cases = [
@@ -148,7 +149,7 @@ def _record(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         except Exception as error:
             # A wrapper that the stand-ins do not carry is said, never passed over.
             event["failed"] = f"{type(error).__name__}: {error}"
-        event["launches"] = [list(pair) for pair in found]
+        event["launches"] = [list(pair) for pair in found if pair[0] not in omitted]
         yield event
 
 
@@ -228,7 +229,12 @@ def main() -> None:
     request = json.load(sys.stdin)
     for event in _record(request):
         _emit(event)
-    todo = [key for key in _variants if key not in set(request["known"])]
+    known, omitted = set(request["known"]), set(request.get("omit", ()))
+    todo = [
+        key
+        for key, variant in _variants.items()
+        if key not in known and variant["kernel"].__name__ not in omitted
+    ]
     _emit({"event": "plan", "variants": len(_variants), "todo": len(todo)})
     if not request["compile"]:
         return

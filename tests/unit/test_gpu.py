@@ -16,6 +16,7 @@ from sm75.errors import CheckFailed, ToolchainError, UsageError
 from sm75.gpu import bundles, report, trials
 from sm75.gpu.launcher import Launcher, bind
 from sm75.lockfile import load_release
+from sm75.smem.models import MODELS, block_sizes
 from tests.unit import gpukit
 
 ROOT = gpukit.ROOT
@@ -106,8 +107,16 @@ def unpacked(tmp_path: Path, **changes: Any) -> Path:
     (tree / "vllm").mkdir(parents=True, exist_ok=True)
     (tree / "vllm" / "a.py").write_text("A = 1\n")
     plan = {"patched": {"one": ["k1"], "two": "does not fit"}}
-    made = bundles.pack(ROOT, {"patched": tree}, {"vllm": "0"}, plan, [gpukit.prepared()])
-    assert made == bundles.pack(ROOT, {"patched": tree}, {"vllm": "0"}, plan, [gpukit.prepared()])
+    kernels = tmp_path / "vllm_sm75_kernels"
+    kernels.mkdir(exist_ok=True)
+    (kernels / "index.json").write_text("{}")
+    made, again = (
+        bundles.pack(
+            ROOT, {"patched": tree}, {"vllm": "0"}, plan, [gpukit.prepared()], kernels=kernels
+        )
+        for _ in range(2)
+    )
+    assert made == again
     program = tmp_path / "bundle.pyz"
     program.write_bytes(made)
     home = tmp_path / "home"
@@ -122,6 +131,7 @@ def test_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
     assert bundle.launches("patched", "one") == [gpukit.prepared()]
     assert bundle.launches("patched", "two") == "does not fit"
     assert (home / "trees/patched/vllm/a.py").read_text() == "A = 1\n"
+    assert (home / bundles.KERNELS / "vllm_sm75_kernels" / "index.json").read_text() == "{}"
     with pytest.raises(UsageError, match="no trial 'three'"):
         bundle.launches("patched", "three")
 
@@ -180,7 +190,7 @@ def test_anything_wrong_fails(
     for as_json in (False, True):
         code = report.run_and_print(
             ROOT, load_release(ROOT, None), None, None,  # type: ignore[arg-type]
-            bundle=None, result=path, as_json=as_json,
+            bundle=None, result=path, kernels=None, as_json=as_json,
         )  # fmt: skip
         assert code == 1
     shown = capsys.readouterr().out
@@ -198,13 +208,13 @@ def test_unpatched_may_not_fit() -> None:
     assert bundles.passed([gpukit.result(), refused])
 
 
-EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-11-30.json"
+EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-12-01.json"
 
 
 def _shown(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = report.run_and_print(
         ROOT, load_release(ROOT, None), None, None,  # type: ignore[arg-type]
-        bundle=None, result=path, as_json=False,
+        bundle=None, result=path, kernels=None, as_json=False,
     )  # fmt: skip
     return code, capsys.readouterr().out
 
@@ -219,7 +229,7 @@ def test_tables_show_both_sides_and_times(capsys: pytest.CaptureFixture[str]) ->
         "65536",
         "patched",
         "ms as T4G",
-        "274 trials",
+        "553 trials",
         "all right",
     ):
         assert text in shown
@@ -227,6 +237,11 @@ def test_tables_show_both_sides_and_times(capsys: pytest.CaptureFixture[str]) ->
 
 def _first(results: list[dict[str, Any]], side: str = "patched") -> dict[str, Any]:
     return next(one for one in results if one["side"] == side and "launches" in one)
+
+
+def _own(results: list[dict[str, Any]]) -> dict[str, Any]:
+    names = {trial.name for trial in trials.ahead_trials()}
+    return next(one for one in results if one["side"] == "ahead of time" and one["trial"] in names)
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -248,6 +263,18 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another schema": (lambda r: r.update(schema=99), "it is of schema 99"),
     "no gpu": (lambda r: r.pop("gpu"), "it does not say its gpu"),
     "escapes": (lambda r: r.update(gpu="[red]\x1b[31m"), "it does not say its gpu"),
+    "ahead of time by the JIT": (
+        lambda r: _own(r["results"]).update(kernels=[]),
+        "no kernel that was compiled ahead of time was launched",
+    ),
+    "ahead of time left out": (
+        lambda r: r.update(results=[o for o in r["results"] if o["side"] != "ahead of time"]),
+        "trials are missing, the first: ahead of time",
+    ),
+    "ahead of time refused": (
+        lambda r: _first(r["results"], "ahead of time").update(refused="does not fit"),
+        "does not fit",
+    ),
     "refused": (
         lambda r: r["results"].append({**_first(r["results"]), "trial": "x", "refused": "no"}), "no"
     ),
@@ -291,6 +318,22 @@ def test_no_gpu_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             report.find_python(ROOT, load_release(ROOT, None))
         assert said in str(error.value)
         assert "verify --gpu --bundle" in str(error.value)
+
+
+def test_every_kind_of_layer_is_tried_ahead_of_time() -> None:
+    """No trial twice on a side, and each layer of the model table with its own blocks."""
+    for side in trials.SIDES:
+        names = [trial.name for trial in trials.of_side(side)]
+        assert len(set(names)) == len(names), side
+    own = list(trials.ahead_trials())
+    for model in MODELS:
+        for layer, block in block_sizes(model).items():
+            kinds = {t.cache for t in own if t.layer == layer and t.block == block}
+            assert kinds == {"auto", "int8"}, (model.name, layer.name)
+    assert max(max(trial.batch.keys) for trial in own) > 32_000
+    assert any(trial.large > 1 for trial in own)
+    # They are tried on that side alone.
+    assert not {t.name for t in own if t.large > 1} & {t.name for t in trials.of_side("patched")}
 
 
 def test_trials_cover_the_issue() -> None:

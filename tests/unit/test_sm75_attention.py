@@ -42,7 +42,9 @@ class Logger(logging.Logger):
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """The few names of vLLM that the overlay asks for."""
-    world = types.SimpleNamespace(platform=Platform((7, 5)), lines=[], model="acme/model")
+    world = types.SimpleNamespace(
+        platform=Platform((7, 5)), lines=[], model="acme/model", prepared=[]
+    )
 
     def module(name: str, **names: Any) -> None:
         made = types.ModuleType(name)
@@ -65,6 +67,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     for name in ("vllm.v1", "vllm.v1.attention", "vllm.v1.attention.ops"):
         module(name)
     module("vllm.v1.attention.ops.triton_unified_attention", _get_tile_size=tile)
+    module("vllm.sm75")
+    module(
+        "vllm.sm75.kernels",
+        prepare=lambda *shape: world.prepared.append(shape),
+        session=lambda: "session",
+    )
     return world
 
 
@@ -228,6 +236,22 @@ def test_choice_is_logged(overlay: Any, vllm: Any) -> None:
     assert "tile 16 (prefill) and 16 (decode), 8 and 8 warps, at most 65536 of 65536" in first
     assert "32 queries a KV head in 2 parts" in wide
     assert "tile 16 (prefill) and 16 (decode)" in gemma3
+    # What was compiled ahead of time is loaded before the first request.
+    assert vllm.prepared == [(512, 8), (512, 32), (256, 16)]
+
+
+def test_kernels_ahead_of_time_are_for_turing_alone(
+    overlay: Any, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert overlay.kernels() == "session"
+    for capability in ((7, 0), (8, 0), (9, 0), None):
+        vllm.platform.capability = capability
+        # Importing it there would be an error, not only unwanted.
+        monkeypatch.setitem(sys.modules, "vllm.sm75.kernels", None)
+        kernel = object()
+        assert overlay.kernels()(kernel) is kernel
+        overlay.check_layer(8, 1, 512, (-1, -1), "auto")
+    assert not vllm.prepared
 
 
 def test_wide_groups_run_part_by_part(overlay: Any, vllm: Any) -> None:

@@ -179,6 +179,19 @@ def launch(
     return choose(head_size, queries_per_kv, block_m, tile_prefill, tile_decode, decode, packed)
 
 
+def kernels() -> Callable[[Any], Any]:
+    """What each kernel goes through where it is launched: ``vllm.sm75.kernels`` on 7.5 alone."""
+    if not on_turing():
+        return _itself
+    from vllm.sm75 import kernels as ahead_of_time
+
+    return ahead_of_time.session()
+
+
+def _itself(kernel: Any) -> Any:
+    return kernel
+
+
 def encoder_block(head_size: int, block: int) -> int:
     """Query rows and keys a block of the attention without KV cache (encoders, vision towers).
 
@@ -267,8 +280,8 @@ def check_layer(
     ]
     tiles = (made[0].tile_prefill, made[1].tile_decode)
     init_logger(__name__).info_once(
-        "Compute capability 7.5: attention of head size %d, %d queries a KV head%s, %s cache: "
-        "BLOCK_M %d, tile %d (prefill) and %d (decode), %d and %d warps, at most %d of %d bytes "
+        "Compute capability 7.5: attention of head size %d, %d queries a KV head%s, %s cache, by "
+        "Triton: BLOCK_M %d, tile %d (prefill) and %d (decode), %d and %d warps, at most %d of %d bytes "
         "of shared memory.",
         head_size,
         group,
@@ -281,6 +294,9 @@ def check_layer(
         shared_bytes(head_size, rows, max(tiles), packed),
         SHARED_LIMIT,
     )
+    from vllm.sm75 import kernels as ahead_of_time
+
+    ahead_of_time.prepare(head_size, num_heads)
 
 
 def _upstream_tiles(head_size: int, window: int) -> tuple[int, int]:

@@ -1,0 +1,105 @@
+"""``kernels``: attention compiled ahead of time, on x86-64, for any g5g."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, shared, warn
+
+
+@click.group("kernels")
+def kernels_group() -> None:
+    """Compile the attention kernels ahead of time, with Turing's tensor cores."""
+
+
+@kernels_group.command("build")
+@shared("release", "store", "channel", "json")
+@click.option("--files", type=FILE, help="Only write the package's files into this directory.")
+@click.option("--unproved", is_flag=True, help="With --files: also what is not proved yet.")
+def kernels_build(
+    release: str | None, store: Path | None, channel: Path, as_json: bool, files: Path | None,
+    unproved: bool,
+) -> None:  # fmt: skip
+    """Compile every variant and publish the proved ones into the channel (x86-64 only)."""
+    from sm75.aot import package as step
+    from sm75.errors import UsageError
+    from sm75.progress import make_reporter
+
+    if unproved and files is None:
+        raise UsageError(
+            "--unproved belongs to --files", why="what is not proved is not published",
+            fix="write the files, prove them, then build",
+        )  # fmt: skip
+    lock, place = load_lock(release), open_store(store)
+    with make_reporter(quiet=as_json) as reporter:
+        if files is not None:
+            home = files / step.MODULE
+            made = step.compile_files(ROOT, lock, place, home, reporter, unproved=unproved)
+        else:
+            made = step.build(ROOT, lock, place, channel.absolute(), reporter, warn)
+    if as_json:
+        print_json(_plain(made))
+        return
+    click.echo(
+        f"kernels: {len(made.packed)} variants in {made.package or files}"
+        + (f"; {len(made.unknown)} not proved" if made.unknown and not unproved else "")
+        + (f"; {len(made.wrong)} proved wrong, left to the JIT" if made.wrong else "")
+    )
+    if made.package is not None:
+        from sm75.store import hash_file
+
+        click.echo(f"sha256 {hash_file(made.package)}")
+
+
+def _plain(made: Any) -> dict[str, Any]:
+    from sm75.aot import lower
+
+    return {
+        "package": str(made.package or ""),
+        "variants": [lower.facts(one) for one in made.packed],
+        "not_proved": [lower.facts(one) for one in made.unknown],
+        "wrong": [lower.facts(one) for one in made.wrong],
+    }
+
+
+@kernels_group.command("add")
+@shared("channel")
+@click.option("--sha256", required=True, help="As `kernels build` printed it.")
+@click.argument("package", type=FILE)
+def kernels_add(channel: Path, sha256: str, package: Path) -> None:
+    """Take a package that was built on another machine into the channel, by its hash."""
+    from sm75.aot import package as step
+
+    click.echo(f"kernels: {step.add(channel.absolute(), package, sha256, warn)}")
+
+
+@kernels_group.command("prove")
+@click.argument("results", type=FILE, nargs=-1, required=True)
+def kernels_prove(results: tuple[Path, ...]) -> None:
+    """Record what results of `verify --gpu` say of each kernel, so that it can be packed."""
+    from sm75.aot import proofs
+    from sm75.gpu import report
+
+    found = [report.read_result(path) for path in results]
+    count = proofs.merge(ROOT, found)
+    known = Counter(bool(one.wrong) for one in proofs.load(ROOT).values())
+    click.echo(f"kernels: {proofs.FILE} knows {count}: {known[False]} right, {known[True]} wrong")
+
+
+@kernels_group.command("show")
+@click.argument("home", type=FILE)
+def kernels_show(home: Path) -> None:
+    """List the variants of a package's files, with what each takes."""
+    from rich.console import Console
+
+    from sm75.aot import table
+
+    Console().print(table.variants(json.loads((home / "index.json").read_text(encoding="utf-8"))))
+
+
+COMMANDS = (kernels_group,)
