@@ -275,6 +275,10 @@ def test_servers_that_lie(httpserver: HTTPServer, body: bytes, status: int, says
     assert says in health.judged[0].faults[0]
 
 
+# Right as far as it goes.
+CUT = 'data: {"choices": [{"delta": {"content": "Air scatters blue light"}}]}\n\n'
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -285,6 +289,7 @@ def test_servers_that_lie(httpserver: HTTPServer, body: bytes, status: int, says
         ("", "without [DONE]"),
         ("data: [DONE]\n\n", "it is empty"),
         ("garbage\x00\x01" * 50, "without [DONE]"),
+        (CUT, "without [DONE]"),
     ],
 )
 def test_streams_of_garbage(httpserver: HTTPServer, body: str, says: str) -> None:
@@ -301,6 +306,22 @@ def test_streams_of_garbage(httpserver: HTTPServer, body: str, says: str) -> Non
     health = ask(httpserver.url_for("").rstrip("/"))
     assert health.exit_code == 1
     assert says in health.judged[2].faults[0]
+
+
+def test_a_stream_that_says_why_it_ended_needs_no_done(httpserver: HTTPServer) -> None:
+    """``transformers serve`` sends no [DONE]."""
+    r = random.Random(8)
+
+    def handle(request: Request) -> Response:
+        asked = json.loads(request.data)
+        said = sane(asked["messages"][0]["content"], r)
+        return (
+            stream(said, done=False) if asked["stream"] else Response(json.dumps(completion(said)))
+        )
+
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    httpserver.expect_request(client.CHAT).respond_with_handler(handle)
+    assert ask(httpserver.url_for("").rstrip("/")).exit_code == 0
 
 
 @pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{"id": 5}]}, [1]])
