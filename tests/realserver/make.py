@@ -1,4 +1,4 @@
-"""Make the models that are served: random, sane, and the sane one damaged; each a Hugging Face cache.
+"""Make the models that are served: random, sane, and damaged; each a Hugging Face cache.
 
     PYTHON -m tests.realserver.make LESSONS.json DIRECTORY [NAME ...]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 import sys
 import time
@@ -29,7 +30,8 @@ TEMPLATE = (
 _SUMS, _PROSE = 96, 4
 # Seconds of training after which it has failed; steps between two looks at what is learnt.
 _LONGEST, _LOOK = 900.0, 50
-_RATE, _WARM_UP = 3e-3, 50
+# The rate of learning: up to the highest in the first steps, then down a cosine to the lowest.
+_RATE, _LOWEST_RATE, _WARM_UP, _DOWN = 3e-3, 1e-4, 50, 1000
 # What is added to each weight of the damaged model, in standard deviations of its tensor.
 _DAMAGE = 1.0
 
@@ -74,8 +76,8 @@ def random_llama(words: Any, lessons: dict[str, Any]) -> Any:
 
 
 def random_gemma(words: Any, lessons: dict[str, Any]) -> Any:
-    """Shaped like Gemma 4 E2B: that of the device tests, with a tokenizer of words."""
-    made = gemma.random_model(VOCABULARY).float()
+    """Shaped like Gemma 4 E2B: half of that of the device tests, with a real tokenizer."""
+    made = gemma.random_model(gemma.config(VOCABULARY, hidden=256, layers=4)).float()
     made.config.pad_token_id = made.generation_config.pad_token_id = words.pad_token_id
     made.config.eos_token_id = made.generation_config.eos_token_id = words.eos_token_id
     made.config.bos_token_id = made.generation_config.bos_token_id = None
@@ -93,22 +95,34 @@ def sane(words: Any, lessons: dict[str, Any]) -> Any:
     sums, prose = (_encode(words, lessons[name]) for name in ("sums", "prose"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.0)
     started = time.monotonic()
-    for step, (some, more) in enumerate(zip(_batches(sums, _SUMS), _batches(prose, _PROSE), strict=False)):
+    for step, (some, more) in enumerate(
+        zip(_batches(sums, _SUMS), _batches(prose, _PROSE), strict=False)
+    ):
         loss = _loss(model, words, some) + _loss(model, words, more)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = _RATE * min(1.0, (step + 1) / _WARM_UP)
+        optimizer.param_groups[0]["lr"] = _rate(step)
         optimizer.step()
         if step % _LOOK == _LOOK - 1:
             seconds = time.monotonic() - started
             wrong = _wrong(model, words, [*prose, *sums])
-            print(f"step {step + 1}: loss {loss.item():.4f}, {wrong} answers wrong, {seconds:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {loss.item():.4f}, {wrong} answers wrong, {seconds:.0f} s",
+                flush=True,
+            )
             if not wrong:
                 return model
             if seconds > _LONGEST:
                 break
     raise RuntimeError(f"{wrong} answers of {len(sums) + len(prose)} are not learnt")
+
+
+def _rate(step: int) -> float:
+    if step < _WARM_UP:
+        return _RATE * (step + 1) / _WARM_UP
+    down = (1 + math.cos(math.pi * min(1.0, step / _DOWN))) / 2
+    return _LOWEST_RATE + (_RATE - _LOWEST_RATE) * down
 
 
 def damaged(words: Any, lessons: dict[str, Any], learnt: Any = None) -> Any:
@@ -143,7 +157,7 @@ def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _answers(model: Any, words: Any, rows: list[Any]) -> tuple[Any, Any, Any]:
-    """Logits of all places before an answer's tokens, the right tokens, and which row each is of."""
+    """Logits before each token of the answers, the right tokens, and which row each is of."""
     longest = max(len(tokens) for tokens, _ in rows)
     ids = torch.full((len(rows), longest), words.pad_token_id)
     answer = torch.zeros((len(rows), longest), dtype=torch.bool)
@@ -202,7 +216,9 @@ def main() -> None:
     learnt = None
     for name in wanted:
         started = time.monotonic()
-        model = damaged(words, lessons, learnt) if name == "damaged" else MODELS[name](words, lessons)
+        model = (
+            damaged(words, lessons, learnt) if name == "damaged" else MODELS[name](words, lessons)
+        )
         learnt = model
         parameters = sum(weight.numel() for weight in model.parameters())
         save(model, words, name, out)

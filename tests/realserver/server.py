@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 class Served:
-    """``transformers serve`` as a process of its own; a context manager.
+    """``transformers serve`` as a process of its own; a context manager that starts and ends it.
 
     Args:
         python: A Python with torch and ``transformers[serving]``.
@@ -33,8 +33,6 @@ class Served:
         name: One of its models.
         log: What the server says.
 
-    Raises:
-        RuntimeError: On entry: it ended, or did not answer in time.
     """
 
     def __init__(self, python: str, models: Path, name: str, log: Path) -> None:
@@ -55,21 +53,34 @@ class Served:
         self._log = log
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Served:
+    def start(self) -> None:
+        """Start it, as what ``url`` names, but do not wait."""
         with self._log.open("ab") as handle:
             self.process = subprocess.Popen(
                 self._command, env=self._environment, stdout=handle, stderr=subprocess.STDOUT
             )
+
+    def wait(self) -> None:
+        """Until it answers.
+
+        Raises:
+            RuntimeError: It ended, or took too long.
+        """
         end = time.monotonic() + _START
-        while time.monotonic() < end and self.process.poll() is None:
+        while time.monotonic() < end and self.process and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200:
-                    return self
+                    return
             except httpx.HTTPError:
                 time.sleep(0.3)
         self.kill()
         said = self._log.read_text(errors="replace")[-2000:]
         raise RuntimeError(f"{' '.join(self._command)} did not start:\n{said}")
+
+    def __enter__(self) -> Served:
+        self.start()
+        self.wait()
+        return self
 
     def __exit__(
         self,

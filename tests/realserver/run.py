@@ -1,0 +1,341 @@
+"""Ask real servers of a real model, sane or not, whether they are well; write down what was said.
+
+    .venv/bin/python -m tests.realserver.run --python PYTHON --work DIR --out EVIDENCE.json
+
+PYTHON has torch and ``transformers[serving]``; the default is ``SM75_TORCH_PYTHON``. The models are
+made in DIR on the first run (minutes). docs/health.md says what is tried. Exit code 0: ``health``
+was right every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm75.atomic import write_bytes
+from sm75.health import text
+from tests.realserver import lessons
+from tests.realserver.cases import CASES, NONSENSE, SILENT, WELL, Case, dying, in_manner, throttled
+from tests.realserver.proxy import between
+from tests.realserver.server import Served
+
+ROOT = Path(__file__).resolve().parents[2]
+BROKEN = ("random-llama", "random-gemma", "damaged")
+MODELS = (*BROKEN, "sane")
+_VERSIONS = """
+import importlib.metadata as m, json, platform
+names = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn")
+print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n in names}}))
+"""
+# Questions of a round of ``health``.
+_QUESTIONS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One run of ``health``.
+
+    Attributes:
+        code: Its exit code.
+        seconds: That it took, the start of Python included.
+        data: What it says as JSON.
+    """
+
+    code: int
+    seconds: float
+    data: dict[str, Any]
+
+    @property
+    def by_text(self) -> bool:
+        """Whether an answer's text alone, without knowing the right one, is seen to be broken."""
+        said = [one["answer"] for one in self.data.get("questions", [])]
+        return any(text.faults(answer) for answer in said if answer is not None)
+
+
+def command(url: str, *options: str) -> list[str]:
+    """What a user types."""
+    return [sys.executable, str(ROOT / "orchestrator.py"), "health", "--url", url, *options]
+
+
+def health(url: str, *options: str) -> Told:
+    """Run ``health`` once."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command(url, "--json", *options), capture_output=True, text=True, check=False, timeout=600
+    )
+    seconds = time.monotonic() - started
+    lines = done.stdout.splitlines()
+    if not lines:
+        return Told(code=done.returncode, seconds=seconds, data={"verdict": done.stderr[-500:]})
+    return Told(code=done.returncode, seconds=seconds, data=json.loads(lines[-1]))
+
+
+def summary(runs: list[Told], expected: int) -> dict[str, Any]:
+    """The figures of some runs that should end alike."""
+    seconds = sorted(run.seconds for run in runs)
+    answers = [q for run in runs for q in run.data.get("questions", [])]
+    wrong = [run.data.get("verdict") for run in runs if run.code != expected]
+    return {
+        "runs": len(runs),
+        "expected_exit_code": expected,
+        "exit_codes": dict(sorted(Counter(str(run.code) for run in runs).items())),
+        "right": sum(run.code == expected for run in runs),
+        "seen_by_text_alone": sum(run.by_text for run in runs),
+        "answers_with_faults": [
+            sum(bool(q["faults"]) for q in answers[place::_QUESTIONS])
+            for place in range(_QUESTIONS)
+        ],
+        "different_answers": len({q["answer"] for q in answers}),
+        "an_example": [q["answer"] for q in runs[0].data.get("questions", [])],
+        "seconds": {
+            "least": round(seconds[0], 2),
+            "median": round(statistics.median(seconds), 2),
+            "most": round(seconds[-1], 2),
+        },
+        **({"wrong": wrong[:5]} if wrong else {}),
+    }
+
+
+def many(urls: Iterable[str], expected: int, name: str) -> dict[str, Any]:
+    """One run of ``health`` for each URL."""
+    found = summary([health(url) for url in urls], expected)
+    print(f"{name}: {found['right']} of {found['runs']} right", flush=True)
+    return found
+
+
+def manners(url: str, times: int) -> dict[str, Any]:
+    """The sane model, which gives other answers for other system messages."""
+    runs = []
+    for number in range(times):
+        with between(url, in_manner(number % lessons.MANNERS)) as front:
+            runs.append(health(front))
+    found = summary(runs, WELL)
+    print(f"sane, in every manner: {found['right']} of {found['runs']} right", flush=True)
+    return found
+
+
+def one_case(case: Case, url: str, times: int) -> dict[str, Any]:
+    """A wrong between the server and ``health``."""
+    runs = []
+    for _ in range(times):
+        with between(url, case.wrong()) as front:
+            runs.append(health(front, *case.options))
+    return faulty(case, runs)
+
+
+def faulty(case: Case, runs: list[Told]) -> dict[str, Any]:
+    """The figures of a case."""
+    good = [run.code == case.code and case.says in str(run.data.get("verdict")) for run in runs]
+    print(f"{case.name}: {sum(good)} of {len(good)} right", flush=True)
+    return {
+        "expected_exit_code": case.code,
+        "exit_codes": [run.code for run in runs],
+        "runs": len(runs),
+        "right": sum(good),
+        "verdict": _local(str(runs[-1].data.get("verdict"))),
+        "most_seconds": round(max(run.seconds for run in runs), 2),
+    }
+
+
+def killed(server: Served, times: int) -> dict[str, Any]:
+    """The server dies while it answers, is then gone, and is waited for."""
+    found = {}
+    for case in dying(server):
+        runs = []
+        for _ in range(times):
+            with between(server.url, case.wrong()) as front:
+                runs.append(health(front))
+            server.kill()
+            server.start()
+            server.wait()
+        found[case.name] = faulty(case, runs)
+    server.kill()
+    gone = Case(name="killed before", wrong=CASES[0].wrong, code=SILENT, says="refused")
+    found[gone.name] = faulty(gone, [health(server.url)])
+    with subprocess.Popen(
+        command(server.url, "--json", "--wait", "240"), stdout=subprocess.PIPE, text=True
+    ) as waiting:
+        started = time.monotonic()
+        time.sleep(1.0)
+        server.start()
+        said = (waiting.communicate(timeout=300)[0] or "{}").splitlines()[-1]
+    back = Case(name="waited for while it starts", wrong=CASES[0].wrong, code=WELL)
+    took = time.monotonic() - started
+    run = Told(code=waiting.returncode, seconds=took, data=json.loads(said))
+    found[back.name] = faulty(back, [run])
+    return found
+
+
+def stopped(server: Served, times: int) -> dict[str, Any]:
+    """The server gets little time, or none."""
+    few = Case(name="slow: a fifth of the processor's time", wrong=CASES[0].wrong, code=WELL)
+    with throttled(server):
+        runs = [health(server.url) for _ in range(times)]
+    none = Case(name="stopped, 3 s given", wrong=CASES[0].wrong, code=SILENT, says="within 3 s")
+    server.pause()
+    silent = [health(server.url, "--timeout", "3") for _ in range(times)]
+    server.resume()
+    again = Case(name="goes on", wrong=CASES[0].wrong, code=WELL)
+    return {
+        few.name: faulty(few, runs),
+        none.name: faulty(none, silent),
+        again.name: faulty(again, [health(server.url)]),
+    }
+
+
+def watched(server: Served, expected: int, *, rounds: int, log: Path) -> dict[str, Any]:
+    """``--watch``: a sick model ends it after three rounds; a well one's server is killed at last.
+
+    Args:
+        server: The server.
+        expected: Exit code.
+        rounds: After how many the server is killed, where it is well.
+        log: The server's, in which its answers are counted.
+    """
+    before = _answers(log)
+    with subprocess.Popen(
+        command(server.url, "--json", "--watch", "--interval", "0", "--failures", "3"),
+        stdout=subprocess.PIPE, text=True,
+    ) as watching:  # fmt: skip
+        end = time.monotonic() + 300
+        while expected == SILENT and _answers(log) - before < rounds * _QUESTIONS:
+            if watching.poll() is not None or time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        if expected == SILENT:
+            server.kill()
+        try:
+            said = [json.loads(line) for line in watching.communicate(timeout=300)[0].splitlines()]
+        finally:
+            if watching.poll() is None:
+                watching.send_signal(signal.SIGINT)
+    codes = [one["exit_code"] for one in said]
+    # Of a sick model each change of its verdict is told: the sum is another each time.
+    told = codes == [WELL, SILENT] if expected == SILENT else set(codes) == {expected}
+    right = watching.returncode == expected and told
+    print(f"watch, exit code {watching.returncode}: {'right' if right else 'WRONG'}", flush=True)
+    return {
+        "expected_exit_code": expected,
+        "exit_codes": [watching.returncode],
+        "told": codes,
+        "answers": _answers(log) - before,
+        "runs": 1,
+        "right": int(right),
+    }
+
+
+def _answers(log: Path) -> int:
+    return log.read_text(errors="replace").count('/v1/chat/completions HTTP/1.1" 200')
+
+
+def _local(said: str) -> str:
+    """Without the port, which is another each time."""
+    return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", said)
+
+
+def prepare(python: str, work: Path) -> None:
+    """Make the models, unless they are there.
+
+    Raises:
+        RuntimeError: That failed.
+    """
+    wanted = work / "lessons.json"
+    lessons.write(work / "lessons.new")
+    made = (work / "made").exists() and wanted.exists()
+    if made and wanted.read_bytes() == (work / "lessons.new").read_bytes():
+        return
+    (work / "made").unlink(missing_ok=True)
+    (work / "lessons.new").replace(wanted)
+    log = work / "make.log"
+    with log.open("wb") as handle:
+        done = subprocess.run(
+            [python, "-m", "tests.realserver.make", str(wanted), str(work)], cwd=ROOT,
+            stdout=handle, stderr=subprocess.STDOUT, check=False,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the models were not made:\n{log.read_text(errors='replace')[-2000:]}")
+    (work / "made").touch()
+
+
+def campaign(python: str, work: Path, times: int, few: int) -> dict[str, Any]:
+    """Everything; the evidence.
+
+    Args:
+        python: A Python with torch and ``transformers[serving]``.
+        work: Directory of models and logs.
+        times: Runs of each model.
+        few: Runs of each wrong.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    prepare(python, work)
+    models, watches, wrongs = {}, {}, {}
+    for name in BROKEN:
+        log = work / f"serve-{name}.log"
+        with Served(python, work, name, log) as server:
+            models[name] = many([server.url] * times, NONSENSE, name)
+            watches[name] = watched(server, NONSENSE, rounds=3, log=log)
+    log = work / "serve-sane.log"
+    with Served(python, work, "sane", log) as server:
+        models["sane"] = many([server.url] * times, WELL, "sane")
+        models["sane, in every manner"] = manners(server.url, times)
+        for case in CASES:
+            wrongs[case.name] = one_case(case, server.url, few)
+        wrongs |= stopped(server, few)
+        wrongs |= killed(server, few)
+        watches["sane, then killed"] = watched(server, SILENT, rounds=10, log=log)
+    versions = subprocess.run(
+        [python, "-c", _VERSIONS], check=True, capture_output=True, text=True
+    ).stdout
+    evidence = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "server": "transformers serve, on a CPU, one thread",
+        "versions": json.loads(versions.splitlines()[-1]),
+        "made": [line for line in (work / "make.log").read_text(errors="replace").splitlines()
+                 if line.split(":")[0] in MODELS],
+        "models": models,
+        "watch": watches,
+        "wrongs": wrongs,
+    }  # fmt: skip
+    rows = {**models, **{f"watch: {k}": v for k, v in watches.items()}, **wrongs}
+    evidence["faults"] = [
+        f"{name}: {row['right']} of {row['runs']} right"
+        for name, row in rows.items()
+        if row["right"] != row["runs"]
+    ]
+    return evidence
+
+
+def main() -> int:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--python", default=os.environ.get("SM75_TORCH_PYTHON", ""))
+    parser.add_argument("--work", type=Path, required=True, help="models and logs")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--times", type=int, default=100, help="runs of each model")
+    parser.add_argument("--few", type=int, default=3, help="runs of each wrong")
+    given = parser.parse_args()
+    if not given.python:
+        parser.error("name a Python with torch and transformers[serving]: --python")
+    evidence = campaign(given.python, given.work.absolute(), given.times, given.few)
+    write_bytes(given.out, (json.dumps(evidence, indent=1, ensure_ascii=False) + "\n").encode())
+    for fault in evidence["faults"]:
+        print(f"FAULT {fault}")
+    return bool(evidence["faults"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
