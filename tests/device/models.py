@@ -31,8 +31,8 @@ def config(vocabulary: int = VOCABULARY, hidden: int = 512, layers: int = 8) -> 
     sliding, full = "sliding_attention", "full_attention"
     return transformers.Gemma4TextConfig(
         vocab_size=vocabulary, vocab_size_per_layer_input=vocabulary, hidden_size=hidden,
-        intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=1,
-        head_dim=256, global_head_dim=512, hidden_size_per_layer_input=64,
+        intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=1, head_dim=256, global_head_dim=512, hidden_size_per_layer_input=64,
         layer_types=[sliding, sliding, full, sliding, sliding, full, sliding, full][-layers:],
         num_kv_shared_layers=2, use_double_wide_mlp=True, sliding_window=WINDOW,
         max_position_embeddings=CONTEXT, final_logit_softcapping=30.0, pad_token_id=0,

@@ -79,11 +79,20 @@ def prose() -> list[Lesson]:
     return found
 
 
-def write(out: Path) -> None:
-    """Write lessons and the tokenizer's text as JSON."""
-    lessons = {
+def _taught() -> dict[str, list[list[str]]]:
+    return {
         name: [[one.system, one.question, one.answer] for one in made]
         for name, made in (("sums", sums()), ("prose", prose()))
     }
-    data = {**lessons, "text": healthcorpus.prose()}
+
+
+def write(out: Path) -> None:
+    """Write lessons and the tokenizer's text as JSON."""
+    data = {**_taught(), "text": healthcorpus.prose()}
     out.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+
+
+def same(written: Path) -> bool:
+    """Whether these lessons were written there; the text, which is prose of the docs, may differ."""
+    there = json.loads(written.read_text(encoding="utf-8"))
+    return all(there.get(name) == rows for name, rows in _taught().items())

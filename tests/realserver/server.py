@@ -12,8 +12,8 @@ from types import TracebackType
 
 import httpx
 
-# Seconds until it answers; importing torch takes most of them on a loaded machine.
-_START = 240.0
+# Seconds until it answers: 10 on an idle machine, most of them to import torch.
+_START = 1800.0
 
 
 def free_port() -> int:
