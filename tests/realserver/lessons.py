@@ -93,6 +93,6 @@ def write(out: Path) -> None:
 
 
 def same(written: Path) -> bool:
-    """Whether these lessons were written there; the text, which is prose of the docs, may differ."""
+    """Whether these lessons were written there; the text, prose of the docs, may differ."""
     there = json.loads(written.read_text(encoding="utf-8"))
     return all(there.get(name) == rows for name, rows in _taught().items())

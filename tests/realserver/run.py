@@ -13,25 +13,21 @@ import argparse
 import datetime
 import json
 import os
-import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sm75.atomic import write_bytes
-from sm75.health import text
 from tests.realserver import lessons
 from tests.realserver.cases import CASES, NONSENSE, SILENT, WELL, Case, dying, in_manner, throttled
 from tests.realserver.proxy import between
 from tests.realserver.server import Served
+from tests.realserver.told import QUESTIONS, Told, faulty, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = ("random-llama", "random-gemma", "damaged")
@@ -41,31 +37,8 @@ import importlib.metadata as m, json, platform
 names = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn")
 print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n in names}}))
 """
-# Questions of a round of ``health``.
-_QUESTIONS = 3
 # Seconds for an answer, where a case gives none: a busy machine is not what is tested.
 _PATIENT = ("--timeout", "300")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """One run of ``health``.
-
-    Attributes:
-        code: Its exit code.
-        seconds: That it took, the start of Python included.
-        data: What it says as JSON.
-    """
-
-    code: int
-    seconds: float
-    data: dict[str, Any]
-
-    @property
-    def by_text(self) -> bool:
-        """Whether an answer's text alone, without knowing the right one, is seen to be broken."""
-        said = [one["answer"] for one in self.data.get("questions", [])]
-        return any(text.faults(answer) for answer in said if answer is not None)
 
 
 def command(url: str, *options: str) -> list[str]:
@@ -85,32 +58,6 @@ def health(url: str, *options: str) -> Told:
     if not lines:
         return Told(code=done.returncode, seconds=seconds, data={"verdict": done.stderr[-500:]})
     return Told(code=done.returncode, seconds=seconds, data=json.loads(lines[-1]))
-
-
-def summary(runs: list[Told], expected: int) -> dict[str, Any]:
-    """The figures of some runs that should end alike."""
-    seconds = sorted(run.seconds for run in runs)
-    answers = [q for run in runs for q in run.data.get("questions", [])]
-    wrong = [run.data.get("verdict") for run in runs if run.code != expected]
-    return {
-        "runs": len(runs),
-        "expected_exit_code": expected,
-        "exit_codes": dict(sorted(Counter(str(run.code) for run in runs).items())),
-        "right": sum(run.code == expected for run in runs),
-        "seen_by_text_alone": sum(run.by_text for run in runs),
-        "answers_with_faults": [
-            sum(bool(q["faults"]) for q in answers[place::_QUESTIONS])
-            for place in range(_QUESTIONS)
-        ],
-        "different_answers": len({q["answer"] for q in answers}),
-        "an_example": [q["answer"] for q in runs[0].data.get("questions", [])],
-        "seconds": {
-            "least": round(seconds[0], 2),
-            "median": round(statistics.median(seconds), 2),
-            "most": round(seconds[-1], 2),
-        },
-        **({"wrong": wrong[:5]} if wrong else {}),
-    }
 
 
 def many(urls: Iterable[str], expected: int, name: str) -> dict[str, Any]:
@@ -138,20 +85,6 @@ def one_case(case: Case, url: str, times: int) -> dict[str, Any]:
         with between(url, case.wrong()) as front:
             runs.append(health(front, *case.options))
     return faulty(case, runs)
-
-
-def faulty(case: Case, runs: list[Told]) -> dict[str, Any]:
-    """The figures of a case."""
-    good = [run.code == case.code and case.says in str(run.data.get("verdict")) for run in runs]
-    print(f"{case.name}: {sum(good)} of {len(good)} right", flush=True)
-    return {
-        "expected_exit_code": case.code,
-        "exit_codes": [run.code for run in runs],
-        "runs": len(runs),
-        "right": sum(good),
-        "verdict": _local(str(runs[-1].data.get("verdict"))),
-        "most_seconds": round(max(run.seconds for run in runs), 2),
-    }
 
 
 def killed(server: Served, times: int) -> dict[str, Any]:
@@ -215,7 +148,7 @@ def watched(server: Served, expected: int, *, rounds: int, log: Path) -> dict[st
         stdout=subprocess.PIPE, text=True,
     ) as watching:  # fmt: skip
         end = time.monotonic() + 900
-        while expected == SILENT and _answers(log) - before < rounds * _QUESTIONS:
+        while expected == SILENT and _answers(log) - before < rounds * QUESTIONS:
             if watching.poll() is not None or time.monotonic() > end:
                 break
             time.sleep(0.1)
@@ -243,11 +176,6 @@ def watched(server: Served, expected: int, *, rounds: int, log: Path) -> dict[st
 
 def _answers(log: Path) -> int:
     return log.read_text(errors="replace").count('/v1/chat/completions HTTP/1.1" 200')
-
-
-def _local(said: str) -> str:
-    """Without the port, which is another each time."""
-    return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", said)
 
 
 def prepare(python: str, work: Path) -> None:
