@@ -160,8 +160,10 @@ def watched(server: Served, expected: int, *, rounds: int, log: Path) -> dict[st
             if watching.poll() is None:
                 watching.send_signal(signal.SIGINT)
     codes = [one["exit_code"] for one in said]
-    # Of a sick model each change of its verdict is told: the sum is another each time.
-    told = codes == [WELL, SILENT] if expected == SILENT else set(codes) == {expected}
+    # Each change of the verdict is told: the sum is another each time, and a dead server first
+    # breaks a connection, then refuses the next.
+    start, rest = (codes[:1], codes[1:]) if expected == SILENT else ([WELL], codes)
+    told = start == [WELL] and set(rest) == {expected}
     right = watching.returncode == expected and told
     print(f"watch, exit code {watching.returncode}: {'right' if right else 'WRONG'}", flush=True)
     return {
