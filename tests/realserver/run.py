@@ -215,6 +215,12 @@ def well(python: str, work: Path, times: int, few: int) -> dict[str, dict[str, A
     """The sane model: asked, with each wrong before it, stopped, killed, watched."""
     log = work / "serve-sane.log"
     with Served(python, work, "sane", log) as server:
+        if not times:
+            return {
+                "models": {},
+                "wrongs": {},
+                "watch": {"sane, then killed": watched(server, SILENT, rounds=10, log=log)},
+            }
         return {
             "models": {
                 "sane": many([server.url] * times, WELL, "sane"),
@@ -235,7 +241,7 @@ def campaign(python: str, work: Path, times: int, few: int, parallel: int = 1) -
     Args:
         python: A Python with torch and ``transformers[serving]``.
         work: Directory of models and logs.
-        times: Runs of each model.
+        times: Runs of each model; 0: only ``--watch`` until the server is killed.
         few: Runs of each wrong.
         parallel: Models that are served and asked at once.
     """
@@ -243,7 +249,8 @@ def campaign(python: str, work: Path, times: int, few: int, parallel: int = 1) -
     prepare(python, work)
     with ThreadPoolExecutor(parallel) as pool:
         good = pool.submit(well, python, work, times, few)
-        bad = {name: pool.submit(sick, python, work, name, times) for name in BROKEN}
+        sick_ones = BROKEN if times else ()
+        bad = {name: pool.submit(sick, python, work, name, times) for name in sick_ones}
     models = {name: made.result()[0] for name, made in bad.items()} | good.result()["models"]
     watches = {name: made.result()[1] for name, made in bad.items()} | good.result()["watch"]
     wrongs = good.result()["wrongs"]
@@ -275,7 +282,7 @@ def main() -> int:
     parser.add_argument("--python", default=os.environ.get("SM75_TORCH_PYTHON", ""))
     parser.add_argument("--work", type=Path, required=True, help="models and logs")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=100, help="runs of each model")
+    parser.add_argument("--times", type=int, default=100, help="runs of each model; 0: --watch")
     parser.add_argument("--few", type=int, default=3, help="runs of each wrong")
     parser.add_argument("--parallel", type=int, default=1, help="models served at once")
     given = parser.parse_args()
