@@ -28,6 +28,9 @@ def main() -> None:
             print(f"  {text.faults(one)} {one!r}", file=sys.stderr)
     for kind in healthcorpus.BROKEN:
         texts = healthcorpus.broken(kind, count)
+        if kind == "said by random models":
+            # These are there; each once.
+            texts = healthcorpus.said_by_random_models()
         missed = [one for one in texts if not text.faults(one)]
         print(f"| broken: {kind} | {len(texts)} | {1 - len(missed) / len(texts):.2%} |")
         for one in missed[:2]:

@@ -227,8 +227,10 @@ def _streamed(body: bytes) -> tuple[str, str]:
                 finish = _finish(choice.get("finish_reason")) or finish
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise BadAnswer(f"its stream is none of chat: {_start(event.encode())}") from error
-    if not over:
-        raise BadAnswer("its stream ended without [DONE]")
+    # Some servers (transformers serve, 5.20.2 and 5.24.0) end without [DONE]; who says why it ended
+    # has said all. A connection that breaks off is an error of HTTP before this.
+    if not over and not finish:
+        raise BadAnswer("its stream ended without [DONE] and without a finish_reason")
     return text, finish
 
 

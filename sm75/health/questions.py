@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# The sum that is asked, and between what its two numbers are.
+SUM = "What is {a} + {b}? Answer with the number only."
+LOWEST, HIGHEST = 11, 49
 _NUMBER = re.compile(r"\d+")
 _SKY = r"scatter|rayleigh|wavelength|light|atmosphere"
 
@@ -40,10 +43,10 @@ def choose(seed: int | None = None, *, most_tokens: int = 0) -> list[Question]:
         most_tokens: Another limit for every answer, for models that think aloud; 0: their own.
     """
     r = random.Random(seed)  # noqa: S311
-    a, b = r.randint(11, 49), r.randint(11, 49)
+    a, b = r.randint(LOWEST, HIGHEST), r.randint(LOWEST, HIGHEST)
     return [
         Question(
-            text=f"What is {a} + {b}? Answer with the number only.",
+            text=SUM.format(a=a, b=b),
             expected=str(a + b),
             right=lambda text: _NUMBER.findall(text)[-1:] == [str(a + b)],
             max_tokens=most_tokens or 48,

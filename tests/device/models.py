@@ -25,15 +25,15 @@ GROUP = 128
 QUANTIZED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def config() -> Any:
-    """The shape."""
+def config(vocabulary: int = VOCABULARY, hidden: int = 512, layers: int = 8) -> Any:
+    """The shape; with fewer layers, the last ones of it."""
     transformers: Any = importlib.import_module("transformers")
     sliding, full = "sliding_attention", "full_attention"
     return transformers.Gemma4TextConfig(
-        vocab_size=VOCABULARY, vocab_size_per_layer_input=VOCABULARY, hidden_size=512,
-        intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=1,
-        head_dim=256, global_head_dim=512, hidden_size_per_layer_input=64,
-        layer_types=[sliding, sliding, full, sliding, sliding, full, sliding, full],
+        vocab_size=vocabulary, vocab_size_per_layer_input=vocabulary, hidden_size=hidden,
+        intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=1, head_dim=256, global_head_dim=512, hidden_size_per_layer_input=64,
+        layer_types=[sliding, sliding, full, sliding, sliding, full, sliding, full][-layers:],
         num_kv_shared_layers=2, use_double_wide_mlp=True, sliding_window=WINDOW,
         max_position_embeddings=CONTEXT, final_logit_softcapping=30.0, pad_token_id=0,
         eos_token_id=1, bos_token_id=2, tie_word_embeddings=True,
@@ -41,12 +41,12 @@ def config() -> Any:
     )  # fmt: skip
 
 
-def make_plain(out: Path) -> None:
-    """The float16 checkpoint."""
+def random_model(shape: Any) -> Any:
+    """The model in float16, its weights random."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(0)
-    model = transformers.Gemma4ForCausalLM(config()).float()
+    model = transformers.Gemma4ForCausalLM(shape).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn_like(weight)
@@ -67,7 +67,12 @@ def make_plain(out: Path) -> None:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)
     model.half()
     model.config.dtype = torch.float16
-    model.save_pretrained(out)
+    return model
+
+
+def make_plain(out: Path) -> None:
+    """The float16 checkpoint."""
+    random_model(config()).save_pretrained(out)
     _tokenizer().save_pretrained(out)
 
 

@@ -55,8 +55,9 @@ class Case:
         name: Of its files and in the evidence.
         module: What runs it.
         model: The checkpoint.
-        exact: The checkpoint that stands for it in the reference.
+        exact: The checkpoint that stands for it in the reference; empty when tokens are not judged.
         arguments: Further ones of the module.
+        health: The exit code that ``health`` must give every time, where it is what runs.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Case:
     model: str
     exact: str
     arguments: tuple[str, ...] = ()
+    health: int | None = None
 
 
 CASES = (
@@ -74,7 +76,12 @@ CASES = (
          arguments=("eager",)),
     Case(name="marlin-graphs", module="engine", model="w4a16", exact="w4a16-unpacked",
          arguments=("graphs",)),
+    Case(name="health-random", module="health", model="random-gemma", exact="", health=1),
+    Case(name="health-sane", module="health", model="sane", exact="", health=0),
 )  # fmt: skip
+HEALTH = {case.name: case.health for case in CASES}
+# Where a model of tests.realserver.make is in its cache.
+SNAPSHOT = "models--sm75--{0}/snapshots/" + "0" * 40
 
 
 class Bench:
@@ -117,7 +124,7 @@ class Bench:
         }
 
     def module(self, case: str, name: str, *arguments: str, turing: bool = True) -> float:
-        """Run a module of these tests; seconds it took.
+        """Run a module of the tests; seconds it took.
 
         Raises:
             RuntimeError: It failed.
@@ -126,7 +133,7 @@ class Bench:
         started = time.monotonic()
         with log.open("ab") as handle:
             done = subprocess.run(
-                [self.python, "-m", f"tests.device.{name}", *arguments],
+                [self.python, "-m", f"tests.{name}", *arguments],
                 cwd=self.work, env=self.environment(case, turing=turing), stdout=handle,
                 stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
@@ -194,11 +201,13 @@ print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n 
 def run_case(bench: Bench, case: Case) -> dict[str, Any]:
     """Run one engine; what it says, with its rows still in it."""
     out = bench.work / f"{case.name}.json"
-    model = str(bench.work / "models" / case.model)
+    model = bench.work / "models" / case.model
+    if case.health is not None:
+        model /= SNAPSHOT.format(case.model)
     extra = [*case.arguments, str(out)]
-    if case.module == "server":
+    if case.module in ("server", "health"):
         extra.append(str(bench.work / f"{case.name}-vllm.log"))
-    seconds = bench.module(case.name, case.module, model, *extra)
+    seconds = bench.module(case.name, f"device.{case.module}", str(model), *extra)
     found: dict[str, Any] = json.loads(out.read_text())
     return {**found, "seconds": seconds, "kernels": kernels(bench.work / "triton" / case.name)}
 
@@ -226,7 +235,7 @@ def score(bench: Bench, exact: str, rows: list[dict[str, Any]], name: str) -> li
     given, out = bench.work / f"{name}-rows.json", bench.work / f"{name}-scores.json"
     given.write_text(json.dumps(list(unique.values())))
     model = str(bench.work / "models" / exact)
-    bench.module(name, "reference", model, "float32", str(given), str(out), turing=False)
+    bench.module(name, "device.reference", model, "float32", str(given), str(out), turing=False)
     scores = dict(zip(unique, json.loads(out.read_text()), strict=True))
     return [scores[json.dumps([r["prompt"], r["tokens"]])] for r in rows]
 
@@ -262,7 +271,7 @@ def baseline(bench: Bench, exact: str) -> dict[str, Any]:
     name = f"float16-{exact}"
     out = bench.work / f"{name}.json"
     model = str(bench.work / "models" / exact)
-    bench.module(name, "reference", model, "float16", "-", str(out), turing=False)
+    bench.module(name, "device.reference", model, "float16", "-", str(out), turing=False)
     rows = json.loads(out.read_text())
     scores = score(bench, exact, rows, name)
     return judge(
@@ -280,9 +289,13 @@ def faults(evidence: dict[str, Any]) -> list[str]:
         if "error" in case:
             found.append(f"{name}: {case['error']}")
             continue
+        wanted = HEALTH.get(name)
+        if wanted is not None and set(case["exit_codes"]) != {wanted}:
+            found.append(f"{name}: health said {sorted(set(case['exit_codes']))}, not {wanted}")
+        runs = case.get("runs", {}).items()
         found += [f"{name}, {run}: {v['unsound']} of {v['tokens']} tokens are not explained"
-                  for run, v in case["runs"].items() if not v["sound"]]  # fmt: skip
-        found += [f"{name}, {run}: nothing was remembered" for run, v in case["runs"].items()
+                  for run, v in runs if not v["sound"]]  # fmt: skip
+        found += [f"{name}, {run}: nothing was remembered" for run, v in runs
                   if "cached" in run and not v.get("cached_tokens")]  # fmt: skip
         found += [f"{name}: {k['name']} is for {k['target']} with {k['shared']} bytes"
                   for k in case["kernels"]
@@ -302,14 +315,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--parallel", type=int, default=1, help="cases at once")
+    parser.add_argument("--health", type=Path, help="lessons.json and sane/ of the --work of "
+                        "tests.realserver.run, for the cases of health")  # fmt: skip
     given = parser.parse_args()
     work = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     bench = Bench(given.python, work, [p.absolute() for p in given.path])
-    chosen = [case for case in CASES if not given.only or case.name in given.only]
+    names = given.only or [c.name for c in CASES if c.health is None or given.health]
+    chosen = [case for case in CASES if case.name in names]
     evidence = prepare(bench, given.package)
-    if not (work / "models" / "prompts.json").exists():
-        bench.module("models", "models", str(work / "models"), turing=False)
+    exacts = sorted({case.exact for case in chosen} - {""})
+    if exacts and not (work / "models" / "prompts.json").exists():
+        bench.module("models", "device.models", str(work / "models"), turing=False)
+    if any(case.health is not None for case in chosen):
+        if given.health is None:
+            parser.error("the cases of health need the directory of their models: --health")
+        shutil.copytree(given.health / "sane", work / "models" / "sane", dirs_exist_ok=True)
+        bench.module("models", "realserver.make", str(given.health.absolute() / "lessons.json"),
+                     str(work / "models"), "random-gemma", turing=False)  # fmt: skip
 
     def attempt(case: Case) -> dict[str, Any]:
         try:
@@ -320,7 +343,6 @@ def main() -> int:
 
     with ThreadPoolExecutor(given.parallel) as pool:
         cases = dict(zip([c.name for c in chosen], pool.map(attempt, chosen), strict=True))
-        exacts = sorted({case.exact for case in chosen})
         plain = {exact: pool.submit(baseline, bench, exact) for exact in exacts}
 
         def judged(exact: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +93,17 @@ def wait(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"the server was not healthy within {START_TIMEOUT:.0f} s")
 
 
-def main() -> None:
-    """Start, ask, stop, and write what was answered."""
-    model, out, log = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+@contextmanager
+def serving(model: Path, log: Path, *options: str) -> Iterator[tuple[int, float]]:
+    """``vllm serve`` of a checkpoint; its port, and the seconds until it was healthy."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
         "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float16", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8",
-        "--max-num-batched-tokens", str(CHUNK), "--gpu-memory-utilization", "0.1",
-        "--kv-cache-memory-bytes", str(2 << 30), "--enable-prefix-caching",
-        "--chat-template", "{% for m in messages %}{{ m.content }} {% endfor %}",
-        "--compilation-config", '{"cudagraph_capture_sizes": [1, 2, 4, 8]}',
+        "--dtype", "float16", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1",
+        "--enable-prefix-caching", *options,
     ]  # fmt: skip
     started = time.monotonic()
     with log.open("wb") as handle:
@@ -113,19 +112,7 @@ def main() -> None:
         )
     try:
         wait(port, process)
-        ready = time.monotonic()
-        models = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30))
-        runs = {"chat, one by one": [ask(port, text) for text in QUESTIONS]}
-        with ThreadPoolExecutor(8) as pool:
-            runs["chat, eight at once"] = list(pool.map(lambda text: ask(port, text), QUESTIONS))
-        runs["chat, streamed"] = [ask(port, text, stream=True) for text in QUESTIONS[:3]]
-        found = {
-            "start_seconds": round(ready - started, 1),
-            "generate_seconds": round(time.monotonic() - ready, 1),
-            "models": [entry["id"] for entry in models["data"]],
-            "runs": runs,
-        }
-        out.write_text(json.dumps(found))
+        yield port, time.monotonic() - started
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -134,6 +121,31 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def main() -> None:
+    """Start, ask, stop, and write what was answered."""
+    model, out, log = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    options = (
+        "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", str(CHUNK),
+        "--kv-cache-memory-bytes", str(2 << 30),
+        "--chat-template", "{% for m in messages %}{{ m.content }} {% endfor %}",
+        "--compilation-config", '{"cudagraph_capture_sizes": [1, 2, 4, 8]}',
+    )  # fmt: skip
+    with serving(model, log, *options) as (port, seconds):
+        ready = time.monotonic()
+        models = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=30))
+        runs = {"chat, one by one": [ask(port, text) for text in QUESTIONS]}
+        with ThreadPoolExecutor(8) as pool:
+            runs["chat, eight at once"] = list(pool.map(lambda text: ask(port, text), QUESTIONS))
+        runs["chat, streamed"] = [ask(port, text, stream=True) for text in QUESTIONS[:3]]
+        found = {
+            "start_seconds": round(seconds, 1),
+            "generate_seconds": round(time.monotonic() - ready, 1),
+            "models": [entry["id"] for entry in models["data"]],
+            "runs": runs,
+        }
+        out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

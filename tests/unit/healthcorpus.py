@@ -1,12 +1,16 @@
 """Sane and broken answers, to measure what the judgement of ``health`` misses and what it wrongs.
 
 Sane texts: answers written for this purpose, this project's documentation, and the docstrings of
-the Python that runs. Broken ones are made, with a seed, in the ways in which models break.
+the Python that runs. Broken ones are made, with a seed, in the ways in which models break; one kind
+is what two models of random weights said (``tests/realserver/sample.py``).
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import gzip
+import json
 import random
 import re
 import site
@@ -18,6 +22,7 @@ from pathlib import Path
 from tests.unit.projectkit import ROOT
 
 ANSWERS = ROOT / "tests" / "data" / "health" / "answers.toml"
+RANDOM_MODEL = ANSWERS.with_name("random-model.jsonl.gz")
 # How long an answer of 96 tokens is, in characters, at most.
 LONGEST = 450
 
@@ -26,6 +31,15 @@ def written() -> list[str]:
     """Answers to the questions that ``health`` asks, in many manners."""
     found: list[str] = tomllib.loads(ANSWERS.read_text(encoding="utf-8"))["answers"]
     return found
+
+
+@functools.cache
+def said_by_random_models() -> list[str]:
+    """What models of random weights answered over a real server, sampled and greedy."""
+    with gzip.open(RANDOM_MODEL, "rt", encoding="utf-8") as lines:
+        # The first line says how the file was made.
+        next(lines)
+        return [json.loads(line)["text"] for line in lines]
 
 
 def prose() -> list[str]:
@@ -158,6 +172,10 @@ def _shuffled(r: random.Random, vocabulary: list[str]) -> str:
     return " ".join(words)
 
 
+def _random_model(r: random.Random, vocabulary: list[str]) -> str:
+    return r.choice(said_by_random_models())
+
+
 _cache: list[str] = []
 
 
@@ -181,6 +199,7 @@ BROKEN: dict[str, Callable[[random.Random, list[str]], str]] = {
     "random English tokens": _english_tokens,
     "random words": _words,
     "shuffled words": _shuffled,
+    "said by random models": _random_model,
 }
 
 

@@ -91,3 +91,13 @@ def test_faults() -> None:
     ):
         (fault,) = faults({"cases": {"x": {**good, **change}}})
         assert said in fault
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("health-random", 1), ("health-sane", 0)])
+def test_faults_of_health_on_the_device(name: str, wanted: int) -> None:
+    kernel = {"name": "kernel_attention", "target": "sm_75", "shared": 65536}
+    good = {"exit_codes": [wanted] * 3, "kernels": [kernel]}
+    assert faults({"cases": {name: good}}) == []
+    for codes in ([wanted, 1 - wanted], [11], []):
+        (fault,) = faults({"cases": {name: {**good, "exit_codes": codes}}})
+        assert f"not {wanted}" in fault
