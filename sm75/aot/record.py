@@ -18,7 +18,7 @@ from typing import Any
 
 from sm75.smem import faketorch as torch
 from sm75.smem import faketriton, inputs, standins
-from sm75.smem.cases import AHEAD, ATTENTION, ENCODER, KV_INTERFACE, OURS, OVERLAY
+from sm75.smem.cases import ATTENTION, ENCODER, FILES, KV_INTERFACE, OURS, OVERLAY
 from sm75.smem.models import MODELS, Layer, block_sizes
 
 HELPERS = ATTENTION.replace("unified_attention", "attention_helpers")
@@ -77,7 +77,7 @@ def describe(
         kernel: The function.
         arguments: As the wrapper passes them.
         about: The kernel in the manifest.
-        ours: The package's ``vllm.sm75.kernels``.
+        ours: The package's ``vllm.sm75.kernel_files``.
     """
     constants: dict[str, Any] = {}
     tensors: dict[str, str | None] = {}
@@ -153,7 +153,7 @@ def main() -> None:
     kernels = {one["name"]: one for one in json.load(sys.stdin)["kernel"]}
     standins.install(Path(sys.argv[1]), MODULES, CAPABILITY, compiler=False)
     ours: Any = importlib.import_module(OURS)
-    recorder = Recorder(kernels, importlib.import_module(AHEAD))
+    recorder = Recorder(kernels, importlib.import_module(FILES))
     ours.kernels = lambda: recorder
     for name, call in calls():
         recorder.found.clear()

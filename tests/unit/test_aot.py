@@ -211,7 +211,11 @@ def test_int8_has_rows_of_its_own_and_no_row_is_the_jits_choice() -> None:
     assert planned(launch(KV_QUANT_MODE=2)) == [
         ({"BLOCK_M": 16, "BLOCK_Q": 2, "TILE_SIZE": 16}, 2, 0)
     ]
-    for changes in ({"KV_QUANT_MODE": 2, "IS_3D": True}, {"HEAD_SIZE_PADDED": 64}):
+    kinds: tuple[dict[str, Any], ...] = (
+        {"KV_QUANT_MODE": 2, "IS_3D": True},
+        {"HEAD_SIZE_PADDED": 64},
+    )
+    for changes in kinds:
         assert planned(launch(**changes)) == [
             ({"BLOCK_M": 16, "BLOCK_Q": 2, "TILE_SIZE": 16}, 3, 0)
         ]

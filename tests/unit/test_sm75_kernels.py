@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -462,6 +463,32 @@ def test_threads_have_their_own_parameters(world: Any) -> None:
         found.append(mark)
     assert sorted(found) == list(range(threads * each))
     assert world.cuda.loads == 1
+
+
+def test_threads_that_come_together_share_one_launcher(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(world, attention())
+    read, together = world.kernels.installed, threading.Barrier(8)
+
+    def slowly() -> Any:
+        time.sleep(0.1)
+        return read()
+
+    monkeypatch.setattr(world.kernels, "installed", slowly)
+    found = []
+
+    def come() -> None:
+        together.wait()
+        found.append(world.kernels.launcher())
+
+    running = [threading.Thread(target=come) for _ in range(8)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    assert len(set(map(id, found))) == 1
+    assert len(world.lines) == 1
 
 
 OFF_TURING = """
