@@ -94,6 +94,7 @@ def test_only_kernels_are_changed_and_dead_names_may_stand() -> None:
     ("source", "said"),
     [
         (kernel("pass", "a: list"), "a is annotated list"),
+        (kernel("pass", "a: int32"), "a is annotated int32"),
         (kernel("pass", "a: int"), "a is annotated int"),
         (kernel("pass", "a: tl.tensor"), "a is annotated tl.tensor"),
         (kernel("pass", "a: int | str"), "a is annotated int | str"),
