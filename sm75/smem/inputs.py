@@ -76,7 +76,7 @@ class Attention:
             "softmax_segm_max": self.split[1],
             "softmax_segm_expsum": self.split[2],
             "mm_prefix_range": self.prefix,
-            "mm_prefix_clamp_sliding_window": layer.mm_prefix,
+            "mm_prefix_clamp_sliding_window": layer.clamp,
             "kv_quant_mode": mode_of(modes, self.cache),
             "use_td": self.descriptors,
             "sinks": self.sinks,

@@ -18,6 +18,8 @@ class Layer:
         kv_heads: Key-value heads.
         window: Sliding window in tokens; 0 is full attention.
         mm_prefix: Whether image tokens see each other both ways.
+        clamp: Whether they do so within the window only. vLLM says so of Gemma 4's sliding layers,
+            images or not (vllm/model_executor/models/gemma4.py, mm_prefix_clamp_sliding_window).
     """
 
     head: int
@@ -25,6 +27,7 @@ class Layer:
     kv_heads: int
     window: int = 0
     mm_prefix: bool = False
+    clamp: bool = False
 
     @property
     def name(self) -> str:
@@ -82,14 +85,14 @@ MODELS: tuple[Model, ...] = (
     Model(
         name="Gemma 4 E2B", source=_GEMMA4, hidden=1536, vision_head=64,
         layers=(
-            Layer(head=256, q_heads=8, kv_heads=1, window=512),
+            Layer(head=256, q_heads=8, kv_heads=1, window=512, clamp=True),
             Layer(head=512, q_heads=8, kv_heads=1),
         ),
     ),
     Model(
         name="Gemma 4 E4B", source=_GEMMA4, hidden=2560, vision_head=64,
         layers=(
-            Layer(head=256, q_heads=8, kv_heads=2, window=512),
+            Layer(head=256, q_heads=8, kv_heads=2, window=512, clamp=True),
             Layer(head=512, q_heads=8, kv_heads=2),
         ),
     ),
@@ -97,14 +100,14 @@ MODELS: tuple[Model, ...] = (
         name="Gemma 4 26B-A4B", source=_GEMMA4, hidden=2816, vision_head=72,
         experts=Experts(count=128, chosen=8, hidden=2816, inner=704),
         layers=(
-            Layer(head=256, q_heads=16, kv_heads=8, window=1024, mm_prefix=True),
+            Layer(head=256, q_heads=16, kv_heads=8, window=1024, mm_prefix=True, clamp=True),
             Layer(head=512, q_heads=16, kv_heads=2, mm_prefix=True),
         ),
     ),
     Model(
         name="Gemma 4 31B", source=_GEMMA4, hidden=5376, vision_head=72,
         layers=(
-            Layer(head=256, q_heads=32, kv_heads=16, window=1024, mm_prefix=True),
+            Layer(head=256, q_heads=32, kv_heads=16, window=1024, mm_prefix=True, clamp=True),
             Layer(head=512, q_heads=32, kv_heads=4, mm_prefix=True),
         ),
     ),
