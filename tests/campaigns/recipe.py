@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sm75.store import hash_file
 
-# Seconds after which a run is killed: from its start to what a warm compiler cache takes to compile.
+# Seconds after which a run is killed: from its start to the end of a compile out of the cache.
 MOMENTS = (2.0, 28.0)
 COMMAND = (sys.executable, "orchestrator.py", "build", "--offline")
 
@@ -45,7 +45,7 @@ def kill_once(checkout: Path, after: float) -> None:
 
 
 def main() -> int:
-    """Run the campaign; 0: nothing was left, nothing was published early, the bytes are the same."""
+    """Run the campaign; 0: nothing left, nothing published early, the bytes are the same."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("package", type=Path)
