@@ -185,9 +185,10 @@ def _health(server: Server, model: str, settings: Settings) -> dict[str, Any]:
         )  # fmt: skip
     if not found.well:
         raise CheckFailed(
-            f"{server.url} answers nonsense: {found.verdict}",
+            f"{server.url} answers no question rightly: {found.verdict}",
             why="a broken model can be fast, and the speed of nonsense is no figure",
-            fix="python3 orchestrator.py health, and mend it; a model that is no chat model, or "
+            fix=f"python3 orchestrator.py health --url {server.url}, and mend it (HTTP 401: a key "
+            "in VLLM_API_KEY); a model that is no chat model, or "
             "thinks aloud: --no-health",
         )
     return {"asked": True, "verdict": found.verdict}

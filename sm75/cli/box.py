@@ -174,7 +174,9 @@ def serve(
         )  # fmt: skip
     from sm75.serve import start
 
-    plan = start.plan(model, arguments, prefix=prefix, environment=os.environ)
+    plan = start.plan(
+        model, arguments, prefix=prefix, environment=os.environ, dry_run=dry_run
+    )  # fmt: skip
     if as_json:
         print_json(plan.to_json())
         return

@@ -92,14 +92,31 @@ def kernels_prove(results: tuple[Path, ...]) -> None:
 
 
 @kernels_group.command("show")
+@shared("json")
 @click.argument("home", type=FILE)
-def kernels_show(home: Path) -> None:
-    """List the variants of a package's files, with what each takes."""
+def kernels_show(as_json: bool, home: Path) -> None:
+    """List the variants of a package's files, with what each takes.
+
+    HOME is what `kernels build --files` was given, or an environment's site-packages.
+    """
     from rich.console import Console
 
     from sm75.aot import table
+    from sm75.aot.package import MODULE
+    from sm75.errors import UsageError
 
-    Console().print(table.variants(json.loads((home / "index.json").read_text(encoding="utf-8"))))
+    found = next((d for d in (home, home / MODULE) if (d / "index.json").is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"there are no kernels in {home}", why="it has no index.json",
+            fix=f"name the directory that holds {MODULE}: `kernels build --files DIR` writes one",
+        )  # fmt: skip
+    index = json.loads((found / "index.json").read_text(encoding="utf-8"))
+    if as_json:
+        print_json(index)
+    else:
+        # Wide enough for the numbers, also through a pipe.
+        Console(width=max(Console().width, 130)).print(table.variants(index))
 
 
 COMMANDS = (kernels_group,)

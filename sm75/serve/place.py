@@ -17,18 +17,23 @@ _PORT = 8000
 _ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
 
-def program(prefix: Path | None, environment: Mapping[str, str]) -> Path:
+def program(
+    prefix: Path | None, environment: Mapping[str, str], *, needed: bool = True
+) -> Path:  # fmt: skip
     """vLLM's program.
 
     Args:
         prefix: The environment; nothing: the active conda environment.
         environment: Variables.
+        needed: Whether it is to be run; else, where no environment is named, its bare name does.
 
     Raises:
         UsageError: There is none.
     """
     active = environment.get("CONDA_PREFIX", "")
     if prefix is None and not active:
+        if not needed:
+            return Path("vllm")
         raise UsageError(
             "no environment is named",
             why="--prefix is not given, and no conda environment is active",

@@ -18,8 +18,9 @@ from sm75.serve.plan import Plan, make
 
 
 def plan(
-    model: str, arguments: Sequence[str], *, prefix: Path | None, environment: Mapping[str, str]
-) -> Plan:
+    model: str, arguments: Sequence[str], *, prefix: Path | None, environment: Mapping[str, str],
+    dry_run: bool = False,
+) -> Plan:  # fmt: skip
     """Plan a start on this machine.
 
     Args:
@@ -27,12 +28,13 @@ def plan(
         arguments: The user's own flags.
         prefix: The environment; nothing: the active one.
         environment: Variables.
+        dry_run: It is not started; no environment need be there.
 
     Raises:
         UsageError: Something that is named is not there, or cannot work.
         CheckFailed: The model does not fit, or is damaged.
     """
-    program = place.program(prefix, environment)
+    program = place.program(prefix, environment, needed=not dry_run)
     given = Given(tuple(arguments))
     place.address(given)
     gpus = facts.list_gpus()
