@@ -79,14 +79,20 @@ def kernels_add(channel: Path, sha256: str, package: Path) -> None:
 
 
 @kernels_group.command("prove")
+@shared("store")
 @click.argument("results", type=FILE, nargs=-1, required=True)
-def kernels_prove(results: tuple[Path, ...]) -> None:
-    """Record what results of `verify --gpu` say of each kernel, so that it can be packed."""
-    from sm75.aot import proofs
+def kernels_prove(results: tuple[Path, ...], store: Path | None) -> None:
+    """Record what results of `verify --gpu` say of each kernel, so that it can be packed.
+
+    What was proved is the release of the last result; its sdist must be in the store.
+    """
+    from sm75.aot import proofs, sources
     from sm75.gpu import report
 
     found = [report.read_result(path) for path in results]
+    sdist = open_store(store).get(load_lock(found[-1]["vllm"]).artifact("vllm-sdist"))
     count = proofs.merge(ROOT, found)
+    sources.save(ROOT, sdist)
     known = Counter(bool(one.wrong) for one in proofs.load(ROOT).values())
     click.echo(f"kernels: {proofs.FILE} knows {count}: {known[False]} right, {known[True]} wrong")
 

@@ -74,13 +74,16 @@ def lock_command(
     lock = load_lock(release)
     if check:
         from sm75 import pixi
+        from sm75.aot import sources
 
-        lockcheck.check(ROOT, lock, open_store(store))
+        place = open_store(store)
+        lockcheck.check(ROOT, lock, place)
         pixi.check(ROOT)
         click.echo(
             f"lock: {lock.vllm} agrees with the pinned tree, the patches, variants.yaml and the "
             "recipe; pixi.toml, pixi.lock and lock/ agree"
         )
+        click.echo(f"lock: {sources.note(ROOT, place.get(lock.artifact('vllm-sdist')))}")
         return
     facts = lockcheck.summary(lock)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sm75.aot import manifest, pack, plan, proofs
+from sm75.aot import manifest, pack, plan, proofs, sources
 from sm75.aot.adapt import adapt
 from sm75.aot.manifest import Kernel, Manifest, Tuning
 from sm75.errors import BuildError, UsageError
@@ -346,3 +346,22 @@ def test_the_committed_proofs_are_those_of_the_committed_evidence() -> None:
     known = proofs.load(ROOT)
     assert proofs.gather(evidence).items() <= known.items()
     assert not [name for name, proof in known.items() if proof.wrong]
+
+
+def test_changed_kernels_are_noticed(tmp_path: Path) -> None:
+    """A comment or another wrapper is no change; a kernel's line, or a module that is gone, is."""
+    for name in sources.MODULES:
+        path = tmp_path / "tree" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n" + kernel("return a  # first") + "def wrapper():\n    pass\n")
+    tree = tmp_path / "tree"
+    (tmp_path / sources.FILE.parent).mkdir(parents=True)
+    assert "not those that were proved" in sources.note(tmp_path, tree)
+    sources.save(tmp_path, tree)
+    text = path.read_text()
+    path.write_text(text.replace("# first", "# other").replace("pass", "return 1"))
+    assert sources.note(tmp_path, tree) == "the attention kernels are those that were proved"
+    path.write_text(text.replace("return a", "return b"))
+    assert sources.note(tmp_path, tree).startswith(f"the kernels of {sources.MODULES[-1]} are not")
+    path.unlink()
+    assert sources.note(tmp_path, tree).startswith(f"the kernels of {sources.MODULES[-1]} are not")

@@ -17,7 +17,8 @@ from sm75.aot import model
         (32, 1, 0, 16),  # 16 blocks
         (255, 4, 16_384, 2),  # 65,536 registers
         (255, 8, 16_384, 1),
-        (129, 4, 0, 3),  # in units of 256 a warp: 136
+        (81, 4, 0, 5),  # in units of 256 a warp, as 88 would take
+        (32, 4, 21_845, 2),  # in units of 256 a block, or three would fit
         (64, 4, 65_536, 1),
         (64, 4, 32_768, 2),
         (64, 4, 32_769, 1),
