@@ -19,7 +19,7 @@ from typing import Any
 from sm75.smem import faketorch as torch
 from sm75.smem import faketriton, inputs, standins
 from sm75.smem.cases import ATTENTION, ENCODER, FILES, KV_INTERFACE, OURS, OVERLAY
-from sm75.smem.models import MODELS, Layer, block_sizes
+from sm75.smem.models import IMAGES, TABLE, Layer, block_sizes
 
 HELPERS = ATTENTION.replace("unified_attention", "attention_helpers")
 MODULES = (ATTENTION, HELPERS, KV_INTERFACE, ENCODER, *OVERLAY)
@@ -33,24 +33,37 @@ _ELEMENTS = {"float16": "fp16", "float32": "fp32", "int8": "i8", "int32": "i32",
 def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     """Calls of the wrappers, by name: each kind of layer once, each way through the kernel."""
     seen = set()
-    for model in MODELS:
+    for model in TABLE:
         for layer, block in block_sizes(model).items():
             for cache in ("auto", "int8"):
                 # Pages of INT8 hold scales as well; the factor is taken to be the same.
-                for queries in ((512,) * 4, (1,) * 4):
-                    key = (layer, block, cache, queries)
+                for queries, images in _ways(layer, cache):
+                    key = (layer, block, cache, queries, images)
                     if key not in seen:
                         seen.add(key)
                         name = f"{model.name}, {layer.name}, {cache}, {queries[0]} queries"
-                        yield name, _attention(layer, queries, cache, block)
-    for head in sorted({model.vision_head for model in MODELS if model.vision_head}):
+                        name += f", {images} images" if images else ""
+                        yield name, _attention(layer, queries, cache, block, images)
+    for head in sorted({model.vision_head for model in TABLE if model.vision_head}):
         yield f"encoder h{head}", _encoder(head)
 
 
-def _attention(layer: Layer, queries: Sequence[int], cache: str, block: int) -> Callable[[], None]:
+def _ways(layer: Layer, cache: str) -> Iterator[tuple[tuple[int, ...], int]]:
+    # Queries of each request, and images. With images there is no split KV, so one call does.
+    yield (512,) * 4, 0
+    yield (1,) * 4, 0
+    if layer.mm_prefix and cache == "auto":
+        yield from (((512,) * 4, images) for images in range(1, IMAGES + 1))
+
+
+def _attention(
+    layer: Layer, queries: Sequence[int], cache: str, block: int, images: int
+) -> Callable[[], None]:
     def call() -> None:
         modes = importlib.import_module(KV_INTERFACE).KVQuantMode
-        made = inputs.attention(torch, layer, queries, cache=cache, block=block)
+        made = inputs.attention(
+            torch, layer, queries, cache=cache, block=block, prefix=images, softcap=layer.softcap
+        )
         importlib.import_module(ATTENTION).unified_attention(**made.arguments(modes))
 
     return call

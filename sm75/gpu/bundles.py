@@ -32,7 +32,7 @@ CODE = (
     "sm75/gpu/values.py", "sm75/gpu/ahead.py",
     "sm75/smem/__init__.py", "sm75/smem/cases.py", "sm75/smem/faketorch.py",
     "sm75/smem/faketriton.py", "sm75/smem/inputs.py", "sm75/smem/models.py",
-    "sm75/smem/standins.py",
+    "sm75/smem/standins.py", "sm75/smem/models.toml",
 )  # fmt: skip
 _MAIN = "import sys\nfrom sm75.gpu.runner import main\nsys.exit(main())\n"
 # The same bytes for the same content; zip cannot hold a moment before.

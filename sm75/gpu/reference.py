@@ -41,7 +41,7 @@ def attention(
         softcap: Soft cap of the scores; 0 for none.
         sinks: A score a query head that takes its share of the softmax and adds nothing.
         ranges: First and last positions of each request's images, whose tokens see each other;
-            within the window, where there is one.
+            within the window only, where the layer clamps.
 
     Returns:
         float32, of the shape of ``q``.
@@ -57,7 +57,7 @@ def attention(
             position = torch.arange(rows.start, rows.stop, device=q.device) - start
             seen = visible(
                 position + len(key) - count, len(key), layer.window, causal,
-                ranges[number] if ranges is not None else (),
+                ranges[number] if ranges is not None else (), clamp=layer.clamp,
             )  # fmt: skip
             scores = torch.einsum("qhd,khd->hqk", q[rows].float(), key) * layer.head**-0.5
             if softcap:
@@ -73,8 +73,9 @@ def attention(
 
 
 def visible(
-    position: Any, keys: int, window: int, causal: bool, ranges: Sequence[tuple[int, int]]
-) -> Any:
+    position: Any, keys: int, window: int, causal: bool, ranges: Sequence[tuple[int, int]],
+    *, clamp: bool,
+) -> Any:  # fmt: skip
     """Which keys each query sees.
 
     Args:
@@ -83,6 +84,7 @@ def visible(
         window: Sliding window; 0 for none.
         causal: Whether later keys are hidden.
         ranges: First and last positions of images.
+        clamp: Whether the tokens of an image see each other within the window only.
     """
     query = position[:, None]
     key = torch.arange(keys, device=position.device)[None]
@@ -93,7 +95,7 @@ def visible(
             seen &= key - query < window
     for first, last in ranges:
         image = (query >= first) & (query <= last) & (key >= first) & (key <= last)
-        if window:
+        if window and clamp:
             image &= query - key < window
         seen |= image
     return seen

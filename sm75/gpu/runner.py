@@ -1,6 +1,6 @@
 """The part of ``verify --gpu`` that runs where the GPU is: the main program of a bundle.
 
-    python3 BUNDLE [--json FILE] [--only TEXT] [--seed N] [--no-times]
+    python3 BUNDLE [--json FILE] [--only TEXT]... [--seed N] [--no-times]
 
 Needs Python 3.11 or newer, torch and cuda.bindings; no network, no Triton, no vLLM. For each side
 it runs the tree's own wrappers with random numbers, compares with ``reference``, and times what was
@@ -59,7 +59,7 @@ def facts(launch: Launch) -> dict[str, Any]:
 
 
 def run_side(
-    side: str, home: Path, backend: Any, device: str, *, only: str = "", seed: int = 0,
+    side: str, home: Path, backend: Any, device: str, *, only: Sequence[str] = (), seed: int = 0,
     timed: bool = True,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Run the trials of one side, once a process: the tree's modules stay loaded.
@@ -69,7 +69,7 @@ def run_side(
         home: An unpacked bundle.
         backend: Launches (``driver.Driver``).
         device: Where tensors are.
-        only: Part of the names of trials to run.
+        only: Parts of the names of trials to run; all without any.
         seed: Of the random numbers.
         timed: Whether to time the timed trials.
 
@@ -83,7 +83,11 @@ def run_side(
 
     torch.backends.cuda.matmul.allow_tf32 = False
     bundle = bundles.load(home)
-    chosen = [trial for trial in trials.of_side(side) if only in trial.name]
+    chosen = [
+        trial
+        for trial in trials.of_side(side)
+        if not only or any(part in trial.name for part in only)
+    ]
     kind = trials.SIDES[side]
     os.environ[ahead.SWITCH] = "ptx" if kind.ahead else "off"
     if kind.ahead:
@@ -152,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Unpack the bundle, run each side in a process of its own, and judge."""
     parser = argparse.ArgumentParser(prog="python3 BUNDLE", description=(__doc__ or "")[:100])
     parser.add_argument("--json", type=Path, help="write all results here")
-    parser.add_argument("--only", default="", help="only trials whose name holds this")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT",
+                        help="only trials whose name holds this, or another --only")  # fmt: skip
     parser.add_argument("--side", choices=sorted(trials.SIDES), action="append")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-times", action="store_true", help="compare numbers only")
@@ -227,7 +232,8 @@ def _parent(given: argparse.Namespace) -> int:
         about = bundles.load(home).about
         for side in given.side or trials.SIDES:
             command = [sys.executable, "-m", "sm75.gpu.runner", "--home", str(home)]
-            command += ["--side", side, "--only", given.only, "--seed", str(given.seed)]
+            command += ["--side", side, "--seed", str(given.seed)]
+            command += [word for part in given.only for word in ("--only", part)]
             command += ["--no-times"] if given.no_times else []
             child = subprocess.Popen(
                 command, cwd=home, env=surroundings(home), stdout=subprocess.PIPE, text=True

@@ -14,7 +14,7 @@ from typing import Any
 
 from sm75.smem import inputs
 from sm75.smem.cases import ATTENTION, CACHE, ENCODER, INT4, KV_INTERFACE, OURS, Case
-from sm75.smem.models import BLOCK, MODELS, WIDE, Layer, block_sizes
+from sm75.smem.models import BLOCK, IMAGES, MODELS, TABLE, WIDE, Layer, block_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,12 @@ class Trial:
         """Names the trial in bundles and results."""
         more = [
             *([f"{self.cache} cache"] if self.cache in ("int8", "int4") else []),
-            *([f"soft cap {self.softcap:g}"] if self.softcap else []),
+            *([f"soft cap {self.softcap:g}"] if self.softcap != self.layer.softcap else []),
             *(["sinks"] if self.sinks else []),
             *(["not causal"] if not self.causal and self.cache != "none" else []),
             *(["descriptors"] if self.descriptors else []),
-            *(["image ranges"] if self.prefix else []),
+            *(["image ranges"] if self.prefix == 3 else []),
+            *([f"image ranges {self.prefix}"] if self.prefix not in (0, 3) else []),
             *([f"blocks of {self.block}"] if self.block != BLOCK else []),
             *([f"queries x {self.large}"] if self.large != 1 else []),
         ]
@@ -131,7 +132,8 @@ DRAFT = Batch(name="speculative verify", queries=(4, 2, 4), keys=(40, 2, 901))
 FULL = Batch(
     name="decode, full batch", queries=(1,) * 150, keys=tuple(1 + 37 * i % 399 for i in range(150))
 )
-IMAGES = Batch(name="prefill and decode", queries=(1, 70, 257, 33), keys=(90, 70, 700, 1400))
+WITH_IMAGES = Batch(name="prefill and decode", queries=(1, 70, 257, 33), keys=(90, 70, 700, 1400))
+IMAGES_DECODE = Batch(name="decode", queries=(1, 2, 1, 1), keys=(90, 700, 1029, 2049))
 # Odd lengths up to 32k, a prompt's last step and decodes in one batch.
 LONG = Batch(name="to 32k", queries=(1, 3, 517, 1), keys=(32_749, 9_001, 16_385, 4_093))
 CHUNKS = Batch(name="chunks", queries=(16,) * 3 + (31, 257), keys=(16, 1_000, 515, 31, 700))
@@ -161,7 +163,7 @@ def trials() -> Iterator[Trial]:
                 seen.add(plain)
                 yield from (Trial(layer=plain, batch=batch) for batch in (MIXED, DECODE))
             if layer.mm_prefix:
-                yield Trial(layer=layer, batch=IMAGES, prefix=3)
+                yield Trial(layer=layer, batch=WITH_IMAGES, prefix=3)
     for layer in (_FULL, _SLIDING):
         yield from (Trial(layer=layer, batch=batch) for batch in (DRAFT, FULL))
         for batch in (MIXED, DECODE):
@@ -197,19 +199,25 @@ def trials() -> Iterator[Trial]:
 def ahead_trials() -> Iterator[Trial]:
     """Every kind of layer that has variants, with the blocks of its model; hard inputs."""
     seen = set()
-    for model in MODELS:
+    for model in TABLE:
         for layer, block in block_sizes(model).items():
-            for cache in ("auto", "int8"):
-                for batch in (MIXED, DECODE, DRAFT, FULL, LONG, CHUNKS):
-                    trial = Trial(layer=layer, batch=batch, cache=cache, block=block, ahead=True)
-                    if trial not in seen:
-                        seen.add(trial)
-                        yield trial
-            trial = Trial(layer=layer, batch=MIXED, block=block, large=40, ahead=True)
-            if trial not in seen:
-                seen.add(trial)
-                yield trial
-                yield dataclasses.replace(trial, batch=DECODE)
+            for trial in _ahead_of(layer, block):
+                if trial not in seen:
+                    seen.add(trial)
+                    yield trial
+
+
+def _ahead_of(layer: Layer, block: int) -> Iterator[Trial]:
+    plain = Trial(layer=layer, batch=MIXED, softcap=layer.softcap, block=block, ahead=True)
+    for cache in ("auto", "int8"):
+        for batch in (MIXED, DECODE, DRAFT, FULL, LONG, CHUNKS):
+            yield dataclasses.replace(plain, cache=cache, batch=batch)
+    for batch in (MIXED, DECODE):
+        yield dataclasses.replace(plain, batch=batch, large=40)
+    if layer.mm_prefix:
+        for images in range(1, IMAGES + 1):
+            for batch in (WITH_IMAGES, IMAGES_DECODE):
+                yield dataclasses.replace(plain, batch=batch, prefix=images)
 
 
 def of_side(name: str) -> list[Trial]:

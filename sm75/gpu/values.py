@@ -80,7 +80,7 @@ class Numbers:
         made, result = self.made, []
         for number, count in enumerate(self.trial.batch.keys):
             mine = [(count // 5, count // 3), (count // 2, count - 3)]
-            mine = [pair for pair in mine if pair[0] < pair[1]]
+            mine = [pair for pair in mine if pair[0] < pair[1]][: self.trial.prefix]
             filled = [*mine, *[(0, 0)] * (self.trial.prefix - len(mine))]
             made.prefix[number] = self._ints([x for pair in filled for x in pair]).view(-1, 2)
             result.append(mine)

@@ -1,11 +1,23 @@
-"""Shapes that decide what a kernel takes: attention heads, experts, vocabularies. With sources."""
+"""Shapes that decide what a kernel takes: attention heads, experts, vocabularies.
+
+The table is ``models.toml`` beside this module, with the source of each row.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from sm75.errors import UsageError
 
 # vllm/config/cache.py: tokens a block, the CUDA platform's default.
 BLOCK = 16
+# Images of a request, from one to so many, for which attention is compiled ahead of time. vLLM compiles
+# their number in (vllm/v1/attention/backends/utils.py, compute_mm_prefix_range_tensor).
+IMAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +32,7 @@ class Layer:
         mm_prefix: Whether image tokens see each other both ways.
         clamp: Whether they do so within the window only. vLLM says so of Gemma 4's sliding layers,
             images or not (vllm/model_executor/models/gemma4.py, mm_prefix_clamp_sliding_window).
+        softcap: Soft cap of the scores; 0 for none.
     """
 
     head: int
@@ -28,12 +41,14 @@ class Layer:
     window: int = 0
     mm_prefix: bool = False
     clamp: bool = False
+    softcap: float = 0
 
     @property
     def name(self) -> str:
         window = f" w{self.window}" if self.window else ""
         prefix = " mm" if self.mm_prefix else ""
-        return f"h{self.head} {self.q_heads}:{self.kv_heads}{window}{prefix}"
+        cap = f" cap {self.softcap:g}" if self.softcap else ""
+        return f"h{self.head} {self.q_heads}:{self.kv_heads}{window}{prefix}{cap}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +63,28 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model by what its kernels are launched with."""
+    """A model by what its kernels are launched with.
+
+    Attributes:
+        name: As people call it.
+        source: Where its figures are from.
+        layers: Its kinds of attention.
+        audit: Whether the audit of shared memory has it; otherwise attention is compiled ahead of
+            time for it, and nothing else is looked at.
+        hidden: Hidden size; needed where ``audit`` is set.
+        experts: Its mixture of experts.
+        vision_head: Head size of its vision tower; 0 for none.
+        vocab: Size of its vocabulary.
+    """
 
     name: str
     source: str
     layers: tuple[Layer, ...]
-    hidden: int
+    audit: bool = False
+    hidden: int = 0
     experts: Experts | None = None
     vision_head: int = 0
     vocab: int = 262_144
-    tags: tuple[str, ...] = field(default=())
 
 
 def block_sizes(model: Model) -> dict[Layer, int]:
@@ -73,72 +100,55 @@ def block_sizes(model: Model) -> dict[Layer, int]:
     }
 
 
-_GEMMA4 = (
-    "transformers, src/transformers/models/gemma4/convert_gemma4_weights.py, _VARIANTS "
-    "(0f3f0632a387), and configuration_gemma4.py: head_dim 256, global_head_dim 512"
-)
-_GEMMA3 = "transformers, src/transformers/models/gemma3/convert_gemma3_weights.py, _VARIANTS"
-_LLAMA3 = "config.json of meta-llama/Llama-3.2-1B and Llama-3.1-8B"
-_QWEN3 = "config.json of Qwen/Qwen3-4B and Qwen3-14B"
+def load(text: str) -> tuple[Model, ...]:
+    """Read a table of models.
 
-MODELS: tuple[Model, ...] = (
-    Model(
-        name="Gemma 4 E2B", source=_GEMMA4, hidden=1536, vision_head=64,
-        layers=(
-            Layer(head=256, q_heads=8, kv_heads=1, window=512, clamp=True),
-            Layer(head=512, q_heads=8, kv_heads=1),
-        ),
-    ),
-    Model(
-        name="Gemma 4 E4B", source=_GEMMA4, hidden=2560, vision_head=64,
-        layers=(
-            Layer(head=256, q_heads=8, kv_heads=2, window=512, clamp=True),
-            Layer(head=512, q_heads=8, kv_heads=2),
-        ),
-    ),
-    Model(
-        name="Gemma 4 26B-A4B", source=_GEMMA4, hidden=2816, vision_head=72,
-        experts=Experts(count=128, chosen=8, hidden=2816, inner=704),
-        layers=(
-            Layer(head=256, q_heads=16, kv_heads=8, window=1024, mm_prefix=True, clamp=True),
-            Layer(head=512, q_heads=16, kv_heads=2, mm_prefix=True),
-        ),
-    ),
-    Model(
-        name="Gemma 4 31B", source=_GEMMA4, hidden=5376, vision_head=72,
-        layers=(
-            Layer(head=256, q_heads=32, kv_heads=16, window=1024, mm_prefix=True, clamp=True),
-            Layer(head=512, q_heads=32, kv_heads=4, mm_prefix=True),
-        ),
-    ),
-    Model(
-        name="Gemma 3 4B", source=_GEMMA3, hidden=2560, vision_head=72,
-        layers=(
-            Layer(head=256, q_heads=8, kv_heads=4, window=1024),
-            Layer(head=256, q_heads=8, kv_heads=4),
-        ),
-    ),
-    Model(
-        name="Gemma 3 27B", source=_GEMMA3, hidden=5376, vision_head=72,
-        layers=(Layer(head=128, q_heads=32, kv_heads=16, window=1024),),
-    ),
-    Model(
-        name="Llama 3.2 1B", source=_LLAMA3, hidden=2048, vocab=128_256,
-        layers=(Layer(head=64, q_heads=32, kv_heads=8),),
-    ),
-    Model(
-        name="Llama 3.1 8B", source=_LLAMA3, hidden=4096, vocab=128_256,
-        layers=(Layer(head=128, q_heads=32, kv_heads=8),),
-    ),
-    Model(
-        name="Qwen3 4B", source=_QWEN3, hidden=2560, vocab=151_936,
-        layers=(Layer(head=128, q_heads=32, kv_heads=8),),
-    ),
-    Model(
-        name="Qwen3 14B", source=_QWEN3, hidden=5120, vocab=151_936,
-        layers=(Layer(head=128, q_heads=40, kv_heads=8),),
-    ),
-)  # fmt: skip
+    Args:
+        text: Of ``models.toml``.
+
+    Raises:
+        UsageError: It is damaged, or names a model or a field that it should not.
+    """
+    try:
+        found = tomllib.loads(text)
+        if found.pop("schema") != 1:
+            raise ValueError("its schema is not 1")
+        made = tuple(_model(row) for row in found.pop("model"))
+        if found:
+            raise ValueError(f"it has {', '.join(found)}")
+        _check(made)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            "the table of models cannot be read", why=f"{type(error).__name__}: {error}",
+            fix="mend sm75/smem/models.toml; its first lines say what a row has",
+        ) from error  # fmt: skip
+    return made
+
+
+def _model(row: Mapping[str, Any]) -> Model:
+    layers = tuple(Layer(**layer) for layer in row["layers"])
+    experts = Experts(**row["experts"]) if "experts" in row else None
+    return Model(**{**row, "layers": layers, "experts": experts})
+
+
+def _check(made: Iterable[Model]) -> None:
+    names = set()
+    for model in made:
+        if model.name in names:
+            raise ValueError(f"{model.name} stands twice")
+        names.add(model.name)
+        if not model.source or not model.layers or (model.audit and model.hidden < 1):
+            raise ValueError(f"{model.name} lacks its source, its layers or its hidden size")
+        for layer in model.layers:
+            if min(layer.head, layer.q_heads, layer.kv_heads) < 1 or layer.q_heads % layer.kv_heads:
+                raise ValueError(f"{model.name}: {layer.name} are no heads")
+
+
+TABLE = load((resources.files("sm75.smem") / "models.toml").read_text(encoding="utf-8"))
+"""All models: attention is compiled ahead of time for them."""
+
+MODELS = tuple(model for model in TABLE if model.audit)
+"""Those that are audited as well."""
 
 WIDE = Model(
     name="wide groups",
