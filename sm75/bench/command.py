@@ -241,6 +241,14 @@ def server(chosen: Set[str], given: Mapping[str, Any]) -> dict[str, Any]:
             "--tool vllm and --prefix DIRECTORY belong together",
             fix="give both, or neither to measure with our own client",
         )
+    if given["tool"] == "vllm":
+        _refuse(chosen, ("timeout",), "would be ignored: vllm bench serve has limits of its own")
+    if given["model"] is None and given["weight_bytes"] is None:
+        # Of tokens a second only the bytes of a model make a share of the bandwidth.
+        _refuse(
+            chosen, ("bandwidth",), "would be ignored: it is compared with what a token reads",
+            "python3 orchestrator.py bench --bandwidth 277 --model DIRECTORY, or --weight-bytes N",
+        )  # fmt: skip
     settings = Settings(
         url=given["url"], served=given["served"], api_key=os.environ.get("VLLM_API_KEY", ""),
         model=given["model"], weight_bytes=given["weight_bytes"] or 0,
@@ -303,7 +311,9 @@ def memory_lines(data: dict[str, Any]) -> None:
         print(f"bench: would read and copy {sizes} on GPU {data['device']}")
 
 
-def _refuse(chosen: Set[str], names: Sequence[str], why: str) -> None:
+def _refuse(
+    chosen: Set[str], names: Sequence[str], why: str, fix: str = "leave it out"
+) -> None:  # fmt: skip
     for name in names:
         if name in chosen:
-            raise UsageError(f"--{name.replace('_', '-')} {why}", fix="leave it out")
+            raise UsageError(f"--{name.replace('_', '-')} {why}", fix=fix)
