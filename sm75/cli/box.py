@@ -122,8 +122,8 @@ def health(
 ) -> None:  # fmt: skip
     """Ask a server small questions over chat and read what it says.
 
-    Exit code 0: well; 1: it answers nonsense; 11: it does not answer. A key is taken from
-    VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
+    Exit code 0: well; 1: it answers nonsense; 2: it refuses the key; 11: it does not answer. A key
+    is taken from VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
     """
     from sm75.health import check as checks
     from sm75.health.client import Server, base_url
