@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_httpserver import HTTPServer
 
 from sm75.bench import plot, report, vllmtool
 from sm75.bench.client import Reply
@@ -24,6 +25,7 @@ from sm75.bench.command import Settings, bench, write
 from sm75.bench.roofline import Roofline
 from sm75.bench.run import Case, Measured, Round, plan_of
 from sm75.errors import CheckFailed, ServerError, ToolchainError, UsageError
+from sm75.health.client import CHAT
 from sm75.progress import SilentReporter
 from tests.unit import chatserver
 from tests.unit.chatserver import ChatServer
@@ -330,6 +332,25 @@ def test_the_command(run: Runner, chat: ChatServer, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_wrong_options(run: Runner, arguments: tuple[str, ...]) -> None:
     assert run("bench", *arguments, "--dry-run").code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "such"),
+    [("--concurrency", "1,4,8"), ("--prompt-tokens", "128,1024"), ("--output-tokens", "128,512")],
+)
+def test_the_example_of_a_list_is_the_option_s_own(run: Runner, option: str, such: str) -> None:
+    ended = run("bench", option, "many", "--dry-run")
+    assert f"next: {option} {such}" in ended.err
+
+
+@pytest.mark.parametrize("path", ["/v1/models", CHAT])
+def test_a_refused_key_is_no_illness(httpserver: HTTPServer, run: Runner, path: str) -> None:
+    httpserver.expect_request(path).respond_with_data("{}", status=401)
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    ended = run("bench", "--url", httpserver.url_for("").rstrip("/"))
+    assert ended.code == 2
+    assert "lets nobody in with this key" in ended.err
+    assert "VLLM_API_KEY" in ended.err
 
 
 def test_nobody_there(run: Runner) -> None:
