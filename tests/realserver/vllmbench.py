@@ -33,7 +33,8 @@ _MAIN = """#!{python} -B
 import sys
 sys.path.insert(0, {tree!r})
 from vllm.entrypoints.cli.main import main
-main()
+if __name__ == "__main__":
+    main()
 """
 
 
