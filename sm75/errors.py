@@ -10,7 +10,7 @@ exit code  meaning
 1          a check failed (``verify``, ``patches check``, ``lock --check``, ``doctor``), or
            ``explain LOG`` knows nothing that is in the log, the model of ``serve`` does not fit,
            or ``bench`` met nonsense, failed requests, or counts that cannot be
-2          wrong command line
+2          wrong command line; ``health``, ``bench``: the server refuses the key
 3          lock: unknown release, bad or disagreeing lock file
 4          fetch: unreachable, truncated, altered or unhashed input
 5          patch: a patch does not apply at its exact place

@@ -21,7 +21,7 @@ from sm75.bench.roofline import T4G_READ, Roofline, field_report
 from sm75.bench.weights import Reads, reads
 from sm75.errors import CheckFailed, ServerError, UsageError
 from sm75.health import check as checks
-from sm75.health.client import BadAnswer, Server, base_url
+from sm75.health.client import BadAnswer, KeyRefused, Server, base_url
 from sm75.progress import Reporter, make_reporter
 
 REPEATS = 10
@@ -115,10 +115,14 @@ def bench(settings: Settings, reporter: Reporter) -> dict[str, Any]:
             )  # fmt: skip
         else:
             measured = asyncio.run(_measure(settings, url, served, reporter))
+    except KeyRefused as error:
+        raise UsageError(
+            f"{url} lets nobody in with this key", why=str(error), fix=error.fix
+        ) from error  # fmt: skip
     except BadAnswer as error:
         raise CheckFailed(
             f"{url} does not answer as the protocol wants", why=str(error),
-            fix=f"python3 orchestrator.py health --url {url}",
+            fix=error.fix or f"python3 orchestrator.py health --url {url}",
         ) from error  # fmt: skip
     cases = report.cases(measured, ceiling)
     if not any(one["answers"] for one in cases):
@@ -179,17 +183,15 @@ def _health(server: Server, model: str, settings: Settings) -> dict[str, Any]:
         return {"asked": False}
     found = checks.check(server, model=model)
     if found.silent:
-        raise ServerError(
-            f"{server.url} does not answer", why=found.silent,
-            fix="python3 orchestrator.py health --wait 900",
-        )  # fmt: skip
+        raise ServerError(f"{server.url} does not answer", why=found.silent, fix=found.next)
+    if found.refused:
+        raise UsageError(f"{server.url} {found.verdict}", fix=found.next)
     if not found.well:
         raise CheckFailed(
             f"{server.url} answers no question rightly: {found.verdict}",
             why="a broken model can be fast, and the speed of nonsense is no figure",
-            fix=f"python3 orchestrator.py health --url {server.url}, and mend it (HTTP 401: a key "
-            "in VLLM_API_KEY); a model that is no chat model, or "
-            "thinks aloud: --no-health",
+            fix=f"python3 orchestrator.py health --url {server.url}, and mend it; a model that is "
+            "no chat model, or thinks aloud: --no-health",
         )
     return {"asked": True, "verdict": found.verdict}
 
@@ -241,6 +243,14 @@ def server(chosen: Set[str], given: Mapping[str, Any]) -> dict[str, Any]:
             "--tool vllm and --prefix DIRECTORY belong together",
             fix="give both, or neither to measure with our own client",
         )
+    if given["tool"] == "vllm":
+        _refuse(chosen, ("timeout",), "would be ignored: vllm bench serve has limits of its own")
+    if given["model"] is None and given["weight_bytes"] is None:
+        # Of tokens a second only the bytes of a model make a share of the bandwidth.
+        _refuse(
+            chosen, ("bandwidth",), "would be ignored: it is compared with what a token reads",
+            "python3 orchestrator.py bench --bandwidth 277 --model DIRECTORY, or --weight-bytes N",
+        )  # fmt: skip
     settings = Settings(
         url=given["url"], served=given["served"], api_key=os.environ.get("VLLM_API_KEY", ""),
         model=given["model"], weight_bytes=given["weight_bytes"] or 0,
@@ -303,7 +313,9 @@ def memory_lines(data: dict[str, Any]) -> None:
         print(f"bench: would read and copy {sizes} on GPU {data['device']}")
 
 
-def _refuse(chosen: Set[str], names: Sequence[str], why: str) -> None:
+def _refuse(
+    chosen: Set[str], names: Sequence[str], why: str, fix: str = "leave it out"
+) -> None:  # fmt: skip
     for name in names:
         if name in chosen:
-            raise UsageError(f"--{name.replace('_', '-')} {why}", fix="leave it out")
+            raise UsageError(f"--{name.replace('_', '-')} {why}", fix=fix)

@@ -220,18 +220,18 @@ def plan_of(
         UsageError: One is no list of numbers.
     """
     return Plan(
-        prompts=_numbers("--prompt-tokens", prompts, 8),
+        prompts=_numbers("--prompt-tokens", prompts, 8, "128,1024"),
         # Two: between tokens there is nothing to measure in one.
-        outputs=_numbers("--output-tokens", outputs, 2),
-        streams=_numbers("--concurrency", streams, 1),
+        outputs=_numbers("--output-tokens", outputs, 2, "128,512"),
+        streams=_numbers("--concurrency", streams, 1, "1,4,8"),
         repeats=repeats, warmups=warmups, seed=seed,
     )  # fmt: skip
 
 
-def _numbers(option: str, text: str, least: int) -> tuple[int, ...]:
+def _numbers(option: str, text: str, least: int, such: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text}: no list of numbers", fix=f"{option} 128,1024")
+        raise UsageError(f"{option} {text}: no list of numbers", fix=f"{option} {such}")
     numbers = tuple(dict.fromkeys(int(part) for part in parts))
     if min(numbers) < least:
         raise UsageError(f"{option} {text}: {least} is the least", fix=f"{option} {least}")

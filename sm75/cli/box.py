@@ -15,6 +15,7 @@ from sm75.cli.options import (
     TARGET,
     load_lock,
     print_json,
+    refuse,
     shared,
     warn,
 )
@@ -84,6 +85,8 @@ def doctor(
             raise UsageError(f"there is no directory {model}", fix="name the model's directory")
         _examine(path=path, model=model, imds=imds, strict=strict, as_json=as_json)
         return
+    refuse(("strict", "imds", "model"), "--write-contract describes the image and judges nothing",
+           "python3 orchestrator.py doctor, and --write-contract in a second run")  # fmt: skip
     from sm75 import channelcommands
 
     done = channelcommands.write_contract(
@@ -119,13 +122,16 @@ def health(
 ) -> None:  # fmt: skip
     """Ask a server small questions over chat and read what it says.
 
-    Exit code 0: well; 1: it answers nonsense; 11: it does not answer. A key is taken from
-    VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
+    Exit code 0: well; 1: it answers nonsense; 2: it refuses the key; 11: it does not answer. A key
+    is taken from VLLM_API_KEY. See docs/health.md for systemd, Kubernetes and load balancers.
     """
     from sm75.health import check as checks
     from sm75.health.client import Server, base_url
     from sm75.health.questions import choose
 
+    if not watch:
+        refuse(("interval", "failures"), "they belong to --watch; without it one round is asked",
+               "python3 orchestrator.py health --watch --interval 60 --failures 3")  # fmt: skip
     server = Server(base_url(url), api_key=os.environ.get("VLLM_API_KEY", ""), timeout=timeout)
 
     def ask() -> checks.Health:
@@ -172,6 +178,9 @@ def serve(
             "--json goes with --dry-run", why="the output of a server that runs is its own",
             fix="python3 orchestrator.py serve MODEL --dry-run --json",
         )  # fmt: skip
+    if not ask:
+        refuse(("patience",), "without --health nobody waits for the server's first answer",
+               "python3 orchestrator.py serve MODEL --health --wait 900")  # fmt: skip
     from sm75.serve import start
 
     plan = start.plan(
@@ -218,6 +227,8 @@ def explain_command(as_json: bool, write_page: bool, subject: str) -> None:
     from sm75 import explain
 
     if write_page:
+        refuse(("subject", "as_json"), "--write-page makes the page of all that is known",
+               "python3 orchestrator.py explain LOG, without --write-page")  # fmt: skip
         from sm75.explain import knowledge, page
 
         changed = page.write(ROOT, knowledge.load())

@@ -15,6 +15,7 @@ from sm75.cli.options import (
     load_lock,
     open_store,
     print_json,
+    refuse,
     shared,
 )
 from sm75.cli.reporting import keep, refresh
@@ -261,6 +262,16 @@ def verify(
     With --gpu: compile attention for sm_75, let the driver of any NVIDIA GPU (7.5 or newer) run it,
     and compare its results with float32.
     """
+    if gpu:
+        refuse(("smem", "channel"), "--gpu runs kernels; it reads no channel and audits nothing",
+               "python3 orchestrator.py verify --gpu, and --smem in a second run")  # fmt: skip
+        if bundle is not None:
+            refuse(("as_json",), "--bundle writes a file and has no result yet",
+                   "python3 orchestrator.py verify --gpu --bundle FILE")  # fmt: skip
+        if result is not None:
+            refuse(("release", "store", "bundle", "kernels", "package"),
+                   "the result says itself what was run",
+                   "python3 orchestrator.py verify --gpu --result FILE")  # fmt: skip
     lock = load_lock(release)
     if gpu:
         from sm75.gpu import report as trials
@@ -336,6 +347,8 @@ def inspect(
     if str(source) == "-" or source.suffix == ".json":
         if str(source) != "-" and not source.is_file():
             raise UsageError(f"there is no {source}", fix="name a file, or - for standard input")
+        refuse(("release", "store", "target"), "what an image says of itself is read, and no more",
+               f"python3 orchestrator.py inspect {source}")  # fmt: skip
         data = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
         reports = images.read_images(data)
         if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, shared, warn
+from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
 
 
 @click.group("kernels")
@@ -35,6 +35,9 @@ def kernels_build(
             "--unproved belongs to --files", why="what is not proved is not published",
             fix="write the files, prove them, then build",
         )  # fmt: skip
+    if files is not None:
+        refuse(("channel",), "--files writes files and no package",
+               f"python3 orchestrator.py kernels build --files {files}")  # fmt: skip
     lock, place = load_lock(release), open_store(store)
     with make_reporter(quiet=as_json) as reporter:
         if files is not None:

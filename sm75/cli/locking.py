@@ -13,6 +13,7 @@ from sm75.cli.options import (
     load_lock,
     open_store,
     print_json,
+    refuse,
     shared,
 )
 from sm75.errors import UsageError
@@ -61,16 +62,24 @@ def lock_command(
             upgrade=upgrade, with_closure=closure, dry_run=dry_run,
         )  # fmt: skip
         return
-    if torch or target or base or upgrade or dry_run or not closure:
-        raise UsageError("these options make a lock", fix="give --vllm X.Y.Z or --vllm latest")
+    refuse(("torch", "target", "base", "upgrade", "dry_run", "closure"), "they belong to --vllm",
+           "python3 orchestrator.py lock --vllm latest --dry-run, or --vllm X.Y.Z")  # fmt: skip
+    lone = "python3 orchestrator.py lock --tools, --rust or --check, one at a time"
     if tools:
+        refuse(("rust", "check", "release", "as_json"), "--tools writes pixi.lock alone", lone)
         _solve_tools(store)
         return
     if rust:
+        refuse(("check", "as_json"), "--rust reads git dependencies and says which it pinned", lone)
         _pin_crates(load_lock(release), open_store(store))
         return
     from sm75 import lockcheck
 
+    if check:
+        refuse(("as_json",), "--check has a verdict: the exit code", lone)
+    else:
+        refuse(("store",), "what the lock says is shown without looking into the store",
+               "python3 orchestrator.py lock")  # fmt: skip
     lock = load_lock(release)
     if check:
         from sm75 import pixi

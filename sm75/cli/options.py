@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from sm75.errors import UsageError
 
 if TYPE_CHECKING:
     from sm75.lockfile import ReleaseLock
@@ -60,6 +62,39 @@ def shared(*names: str) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def refuse(names: Collection[str], why: str, fix: str) -> None:
+    """Refuse what was typed and would be ignored, so that nobody believes that it counted.
+
+    Each command calls this for what does not count in the way it is run. ``--dry-run`` is no such
+    way: it takes all that the run takes, so that it can be put behind any command.
+
+    Args:
+        names: Parameters of the command that runs. Only typed ones are refused: a variable of the
+            environment (SM75_STORE) is there for other commands too.
+        why: When they count.
+        fix: The command that does what was meant.
+
+    Raises:
+        UsageError: One was typed.
+    """
+    context = click.get_current_context()
+    typed = [
+        _as_typed(one, context.params)
+        for one in context.command.params
+        if one.name in names
+        and context.get_parameter_source(one.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        raise UsageError(f"{', '.join(typed)} would be ignored", why=why, fix=fix)
+
+
+def _as_typed(one: click.Parameter, values: Mapping[str, Any]) -> str:
+    if not isinstance(one, click.Option):
+        return one.human_readable_name
+    off = one.secondary_opts and values.get(one.name or "") is False
+    return max(one.secondary_opts if off else one.opts, key=len)
 
 
 def load_lock(release: str | None) -> ReleaseLock:

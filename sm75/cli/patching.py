@@ -15,6 +15,7 @@ from sm75.cli.options import (
     load_lock,
     open_store,
     print_json,
+    refuse,
     shared,
     warn,
 )
@@ -93,9 +94,14 @@ def patches_releases(store: Path | None, as_json: bool, write: bool, check: bool
     from sm75 import releases
 
     if check:
+        refuse(("write", "as_json", "store"), "--check only compares, offline",
+               "python3 orchestrator.py patches releases --check")  # fmt: skip
         releases.check(ROOT)
         click.echo(f"releases: {releases.PAGE} is of the series and sdists there are")
         return
+    if write:
+        refuse(("as_json",), "--write puts the table into the page",
+               "python3 orchestrator.py patches releases --json, without --write")  # fmt: skip
     found = releases.survey(ROOT, open_store(store))
     made = releases.markdown(found, releases.stamp(ROOT))
     if write:

@@ -26,11 +26,13 @@ def of_constraint(root: Path, subject: str) -> Explanation | None:
 
     Args:
         root: The project's directory.
-        subject: Perhaps such a name.
+        subject: Perhaps such a name, in upper or lower case.
 
     Raises:
         LockError: ``lock/constraints.toml`` or a lock is malformed.
     """
+    # As pip takes names: "PyTorch" is not known, "Torch" is.
+    subject = subject.casefold()
     bounds = [bound for bound in constraints.load(root) if bound.name == subject]
     if not bounds:
         return None
@@ -70,7 +72,7 @@ def explain(root: Path, subject: str) -> Explanation:
         if (found := explainer(root, subject)) is not None:
             return found
     known = names(root)
-    near = difflib.get_close_matches(subject, known, n=1)
+    near = difflib.get_close_matches(subject.casefold(), known, n=1)
     raise UsageError(
         f"nothing here explains '{subject}'",
         why="it is no file, and no constraint; constraints: " + ", ".join(known),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sm75.errors import CheckFailed, ServerError
-from sm75.health import text
-from sm75.health.client import Answer, BadAnswer, Server
+from sm75.errors import CheckFailed, ServerError, UsageError
+from sm75.health import advice, text
+from sm75.health.client import Answer, BadAnswer, KeyRefused, Server
 from sm75.health.questions import Question, choose
 
 # Seconds between tries of ``wait``.
@@ -41,12 +41,16 @@ class Health:
         model: The model that was asked.
         judged: All questions; those after a missing answer are not asked.
         silent: Why there was no answer; empty when there were answers.
+        refused: Whether the key was refused, so that nothing is known of the server.
+        next: What to do; empty when it is well.
     """
 
     url: str
     model: str
     judged: tuple[Judged, ...]
     silent: str = ""
+    refused: bool = False
+    next: str = ""
 
     @property
     def well(self) -> bool:
@@ -54,19 +58,23 @@ class Health:
 
     @property
     def exit_code(self) -> int:
-        """0: well; 1: it says nonsense; 11: it does not answer."""
+        """0: well; 1: it says nonsense; 2: the key is refused; 11: it does not answer."""
         if self.well:
             return 0
+        if self.refused:
+            return UsageError.exit_code
         return ServerError.exit_code if self.silent else CheckFailed.exit_code
 
     def lines(self) -> list[str]:
-        """For people: one line a question, the verdict last."""
+        """For people: one line a question, the verdict, and what to do."""
         found = []
         for one in self.judged:
             said = _short(one.answer.text) if one.answer else "no answer"
             found.append(f"  {'fail' if one.faults else 'ok  '}  {one.question}  ->  {said}")
             found += [f"        {fault}" for fault in one.faults]
         found.append(f"health: {self.url} {self.verdict}")
+        if self.next:
+            found.append(f"  next: {self.next}")
         return found
 
     @property
@@ -74,6 +82,8 @@ class Health:
         """In one line."""
         if self.silent:
             return f"does not answer: {self.silent}"
+        if self.refused:
+            return f"lets nobody in with this key: {self.judged[-1].faults[0]}"
         bad = [one for one in self.judged if one.faults]
         if bad:
             return f"is NOT well: {bad[0].faults[0]}"
@@ -88,6 +98,7 @@ class Health:
             "well": self.well,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
+            "next": self.next,
             "questions": [
                 {
                     "question": one.question,
@@ -132,7 +143,7 @@ def check(
         questions: What to ask; default: :func:`questions.choose`.
     """
     judged: list[Judged] = []
-    silent = ""
+    silent, fix, refused = "", "", False
     try:
         model = model or server.model()
         for question in choose() if questions is None else questions:
@@ -140,14 +151,28 @@ def check(
                 answer = server.chat(model, question)
             except BadAnswer as error:
                 judged.append(Judged(question=question.text, answer=None, faults=(str(error),)))
+                fix, refused = fix or error.fix, isinstance(error, KeyRefused)
+                if refused:
+                    break
                 continue
             faults = judge(question, answer)
             judged.append(Judged(question=question.text, answer=answer, faults=faults))
     except ServerError as error:
-        silent = error.what + (f" ({error.why})" if error.why else "")
+        silent, fix = error.what + (f" ({error.why})" if error.why else ""), error.fix
     except BadAnswer as error:
         judged.append(Judged(question="which models are there?", answer=None, faults=(str(error),)))
-    return Health(url=server.url, model=model, judged=tuple(judged), silent=silent)
+        fix, refused = error.fix, isinstance(error, KeyRefused)
+    return Health(
+        url=server.url, model=model, judged=tuple(judged), silent=silent, refused=refused,
+        next=fix or _advice(judged),
+    )  # fmt: skip
+
+
+def _advice(judged: Sequence[Judged]) -> str:
+    bad = [one for one in judged if one.faults]
+    if not bad:
+        return ""
+    return advice.of_nonsense(cut=any(one.answer and one.answer.finish == "length" for one in bad))
 
 
 def wait(

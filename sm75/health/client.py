@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from sm75.errors import ServerError, UsageError
+from sm75.health import advice
 from sm75.health.events import Events
 from sm75.health.questions import Question
 
@@ -48,7 +49,20 @@ class Answer:
 
 
 class BadAnswer(Exception):
-    """The server answered, but not as the protocol wants; the message says what is wrong."""
+    """The server answered, but not as the protocol wants; the message says what is wrong.
+
+    Args:
+        what: The message.
+        fix: What to do next; empty: nothing of its own.
+    """
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what)
+        self.fix = fix
+
+
+class KeyRefused(BadAnswer):
+    """The server lets nobody in with this key, or without one. Whether it is well is not known."""
 
 
 def base_url(url: str) -> str:
@@ -100,15 +114,30 @@ class Server:
 
         Raises:
             ServerError: No answer.
-            BadAnswer: It lists none.
+            BadAnswer: It lists none, or what answers is no server of the protocol.
         """
         body = self._ask("GET", "/v1/models", None)[0]
         try:
-            name = json.loads(body)["data"][0]["id"]
+            data = json.loads(body)["data"]
+            if not isinstance(data, list):
+                raise TypeError
         except (ValueError, LookupError, TypeError) as error:
-            raise BadAnswer("it lists no model at /v1/models") from error
+            page = body.lstrip()[:1] == b"<"
+            raise BadAnswer(
+                f"what answers at /v1/models is {'a web page' if page else 'no list of models'}: "
+                f"{_start(body)}",
+                fix=advice.stranger(self.url),
+            ) from error
+        if not data:
+            raise BadAnswer("it lists no model at /v1/models", fix=advice.EMPTY)
+        try:
+            name = data[0]["id"]
+        except (LookupError, TypeError):
+            name = None
         if not isinstance(name, str) or not name:
-            raise BadAnswer("it lists a model without a name at /v1/models")
+            raise BadAnswer(
+                "it lists a model without a name at /v1/models", fix=advice.stranger(self.url)
+            )
         return name
 
     def chat(self, model: str, question: Question) -> Answer:
@@ -157,18 +186,20 @@ class Server:
             raise ServerError(
                 f"no answer from {self.url}{path} within {self._timeout:g} s",
                 why="it is too slow, it hangs, or it is loading a model",
-                fix="look at its log: python3 orchestrator.py explain LOG; more time: --timeout",
+                fix=advice.SLOW,
             ) from None
         finally:
             # Ends the thread's request where it still runs.
             with suppress(Exception):
                 client.close()
         if isinstance(found, httpx.HTTPError):
+            status = found.response.status_code if isinstance(found, httpx.HTTPStatusError) else 0
             raise ServerError(
                 f"no answer from {self.url}{path}",
                 why=str(found) or type(found).__name__,
-                fix="is it running, and is this its address? Its log: python3 orchestrator.py "
-                "explain LOG",
+                fix=advice.of_status(status, self.url, listing=data is None)
+                if status
+                else advice.ABSENT,
             ) from found
         if isinstance(found, Exception):
             raise found
@@ -190,7 +221,11 @@ def _fetch(
                 message = f"HTTP {answer.status_code}: {_start(body)}"
                 raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
             if answer.status_code != 200:
-                raise BadAnswer(f"HTTP {answer.status_code}: {_start(body)}")
+                kind = KeyRefused if answer.status_code in (401, 403) else BadAnswer
+                raise kind(
+                    f"HTTP {answer.status_code}: {_start(body)}",
+                    fix=advice.of_status(answer.status_code, url, listing=data is None),
+                )
             done.put(body)
     except (BadAnswer, httpx.HTTPError) as error:
         done.put(error)

@@ -56,6 +56,7 @@ class ChatServer:
             ``hang``: after half; ``error``: an error in the stream; ``silent``: no text at all.
         always: A mood for every request.
         nonsense: What it says to health's questions instead.
+        sane: Whether it answers health's questions; without, a question is a prompt as others are.
         prompts: All that was asked, without health's.
     """
 
@@ -69,6 +70,7 @@ class ChatServer:
         self.moods: list[int | str] = []
         self.always: int | str = ""
         self.nonsense = ""
+        self.sane = True
         self.prompts: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.busy = self.busiest = 0
@@ -128,7 +130,11 @@ class ChatServer:
 
     def chat(self, handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
         text = asked["messages"][0]["content"]
-        if "?" in text or "Explain" in text:
+        if isinstance(text, list):  # in parts, as vllm bench serve sends it
+            text = "".join(part["text"] for part in text)
+        # The newer name of the same, which vllm bench serve uses.
+        asked.setdefault("max_tokens", asked.get("max_completion_tokens"))
+        if self.sane and ("?" in text or "Explain" in text):
             said = self.nonsense or sane(text, self._random)
             if not asked["stream"]:
                 choice = {"message": {"content": said}, "finish_reason": "stop"}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_httpserver import HTTPServer
 
 from sm75.bench import plot, report, vllmtool
 from sm75.bench.client import Reply
@@ -24,6 +25,7 @@ from sm75.bench.command import Settings, bench, write
 from sm75.bench.roofline import Roofline
 from sm75.bench.run import Case, Measured, Round, plan_of
 from sm75.errors import CheckFailed, ServerError, ToolchainError, UsageError
+from sm75.health.client import CHAT
 from sm75.progress import SilentReporter
 from tests.unit import chatserver
 from tests.unit.chatserver import ChatServer
@@ -332,6 +334,25 @@ def test_wrong_options(run: Runner, arguments: tuple[str, ...]) -> None:
     assert run("bench", *arguments, "--dry-run").code == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "such"),
+    [("--concurrency", "1,4,8"), ("--prompt-tokens", "128,1024"), ("--output-tokens", "128,512")],
+)
+def test_the_example_of_a_list_is_the_option_s_own(run: Runner, option: str, such: str) -> None:
+    ended = run("bench", option, "many", "--dry-run")
+    assert f"next: {option} {such}" in ended.err
+
+
+@pytest.mark.parametrize("path", ["/v1/models", CHAT])
+def test_a_refused_key_is_no_illness(httpserver: HTTPServer, run: Runner, path: str) -> None:
+    httpserver.expect_request(path).respond_with_data("{}", status=401)
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    ended = run("bench", "--url", httpserver.url_for("").rstrip("/"))
+    assert ended.code == 2
+    assert "lets nobody in with this key" in ended.err
+    assert "VLLM_API_KEY" in ended.err
+
+
 def test_nobody_there(run: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -379,16 +400,17 @@ def test_steps_of_axes(step: float, found: float) -> None:
     assert plot.nice(step) == pytest.approx(found)
 
 
-# What `vllm bench serve` of 0.33.0 writes with --save-detailed, as far as it is read.
+# What `vllm bench serve` of 0.33.0 writes with --save-detailed, as far as it is read. The first two
+# are those that are left out: the first prompt is that of its warm-ups, and was in a cache.
 RESULT = {
     "output_throughput": 55.5,
-    "errors": ["", "", "Traceback\nOSError: gone", ""],
-    "start_times": [1.0, 1.0, 2.0, 2.0],
-    "ttfts": [0.1, 0.3, 0.0, 0.2],
-    "latencies": [0.8, 1.0, 0.0, 0.9],
-    "itls": [[0.1] * 7, [0.1] * 7, [], [0.1] * 7],
-    "input_lens": [40, 41, 32, 40],
-    "output_lens": [8, 8, 0, 8],
+    "errors": ["", "", "", "", "Traceback\nOSError: gone", ""],
+    "start_times": [0.1, 0.0, 1.0, 1.0, 2.0, 2.0],
+    "ttfts": [0.001, 0.002, 0.1, 0.3, 0.0, 0.2],
+    "latencies": [0.7, 0.7, 0.8, 1.0, 0.0, 0.9],
+    "itls": [[0.1] * 7, [0.1] * 7, [0.1] * 7, [0.1] * 7, [], [0.1] * 7],
+    "input_lens": [44, 44, 40, 41, 32, 40],
+    "output_lens": [8, 8, 8, 8, 0, 8],
 }
 
 
@@ -422,7 +444,7 @@ def test_with_vllms_own_tool(chat: ChatServer, tmp_path: Path) -> None:
     assert chat.asked == []
     called = json.loads((prefix / "called").read_text())
     assert called[called.index("--base-url") + 1] == chat.url
-    assert called[called.index("--num-prompts") + 1] == "4"
+    assert called[called.index("--num-prompts") + 1] == "6"
     assert called[called.index("--tokenizer") + 1] == str(weights)
 
 

@@ -36,8 +36,15 @@ def test_the_run(run: Runner) -> None:
     assert "constraints: cuda, driver" in run("explain").out
 
 
+@pytest.mark.parametrize("typed", ["vLLM", "VLLM", "Transformers"])
+def test_a_name_is_known_however_it_is_written(run: Runner, typed: str) -> None:
+    told = run("explain", typed)
+    assert told.code == 0
+    assert told.out == run("explain", typed.lower()).out
+
+
 def test_what_is_not_known_is_said_with_what_is(run: Runner) -> None:
-    told = run("explain", "trnsformers")
+    told = run("explain", "Trnsformers")
     assert told.code == 2
     assert "explain transformers" in told.err
     assert "Traceback" not in told.err

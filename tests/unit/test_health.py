@@ -241,6 +241,7 @@ def test_servers_that_do_not_answer(
         health = ask(url, timeout=1.0)
         assert time.monotonic() - started < 3
     assert health.exit_code == 11
+    assert "explain LOG" in health.next
     assert says in health.silent
     assert health.silent.startswith("no answer from http://127.0.0.1")
 
@@ -251,6 +252,7 @@ def test_nobody_there() -> None:
     health = ask(f"http://127.0.0.1:{port}")
     assert health.exit_code == 11
     assert "refused" in health.silent
+    assert "is it running" in health.next
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,6 @@ def test_nobody_there() -> None:
         (b"\xff\xfe\x00", 200, "no chat completion"),
         (b'{"choices": [{"message": {"content": 42}, "finish_reason": "stop"}]}', 200, "no text"),
         (b'{"detail": "Not Found"}', 404, "HTTP 404"),
-        (b"", 401, "HTTP 401: no text"),
         (b"x" * (3 << 20), 200, "more than 1 MiB"),
         (b"", 302, "HTTP 302"),
     ],
@@ -273,6 +274,70 @@ def test_servers_that_lie(httpserver: HTTPServer, body: bytes, status: int, says
     health = ask(httpserver.url_for("").rstrip("/"))
     assert health.exit_code == 1
     assert says in health.judged[0].faults[0]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("path", ["/v1/models", client.CHAT])
+def test_a_key_that_is_refused_says_nothing_of_the_server(
+    httpserver: HTTPServer, run: Runner, status: int, path: str
+) -> None:
+    """Neither well nor ill: a restart would mend nothing, so that it is another exit code."""
+    httpserver.expect_request(path).respond_with_data('{"error": "Unauthorized"}', status=status)
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    url = httpserver.url_for("").rstrip("/")
+    ended = run("health", "--url", url)
+    assert ended.code == 2
+    assert f"lets nobody in with this key: HTTP {status}" in ended.out
+    assert "NOT well" not in ended.out
+    (after,) = [line for line in ended.out.splitlines() if line.startswith("  next: ")]
+    assert "VLLM_API_KEY" in after
+    found = run("health", "--url", url, "--json").json
+    assert (found["exit_code"], found["well"]) == (2, False)
+    assert found["next"] == after.removeprefix("  next: ")
+    # Nobody waits for a key to become right, and one question is enough.
+    assert run("health", "--url", url, "--wait", "60").code == 2
+    assert len([r for r, _ in httpserver.log if r.path == client.CHAT]) == 3 * (path == client.CHAT)
+
+
+@pytest.mark.parametrize(
+    ("models", "says", "does"),
+    [
+        ('{"object": "list", "data": []}', "it lists no model", "look at its start"),
+        ("<!doctype html><title>Welcome to nginx!</title>", "is a web page: <!doctype", "ss -ltnp"),
+        ('{"status": "ok"}', 'is no list of models: {"status": "ok"}', "ss -ltnp"),
+        ("pong", "is no list of models: pong", "Another program"),
+    ],
+)
+def test_another_program_is_not_a_server_without_models(
+    httpserver: HTTPServer, models: str, says: str, does: str
+) -> None:
+    httpserver.expect_request("/v1/models").respond_with_data(models)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.exit_code == 1
+    assert says in health.verdict
+    assert does in health.next
+    assert (f":{httpserver.port}'" in health.next) == (does != "look at its start")
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "does"),
+    [
+        (404, "/v1/models", "is this vLLM's address"),
+        (404, client.CHAT, "--model NAME"),
+        (400, client.CHAT, "does not speak the protocol"),
+        (429, client.CHAT, "more questions than it takes"),
+        (500, client.CHAT, "explain LOG"),
+        (503, "/v1/models", "--wait 900"),
+    ],
+)
+def test_each_status_has_a_next_step(
+    httpserver: HTTPServer, status: int, path: str, does: str
+) -> None:
+    httpserver.expect_request(path).respond_with_data("{}", status=status)
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.exit_code == (11 if status in (429, 500, 503) else 1)
+    assert does in health.next
 
 
 # Right as far as it goes.
@@ -457,6 +522,7 @@ def test_the_run(
     ended = run("health", "--url", url)
     assert ended.code == 0
     assert "is well (3 answers read" in ended.out
+    assert "next:" not in ended.out
     assert run("health", "--url", url, "--json").json["well"] is True
     wrong.append("ok: " * 20)
     ended = run("health", "--url", url, "--watch", "--interval", "0", "--failures", "2")
@@ -465,6 +531,8 @@ def test_the_run(
     found = run("health", "--url", url, "--json").json
     assert found["exit_code"] == 1
     assert found["questions"][0]["answer"] == "ok: " * 20
+    assert found["next"].startswith("look at its log")
+    assert found["next"] in ended.out
 
 
 def test_a_key_is_sent(

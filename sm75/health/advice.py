@@ -1,0 +1,68 @@
+"""What to do next when a server is not well: one line, in words that can be typed."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+_LOG = (
+    "python3 orchestrator.py explain LOG (journalctl -u vllm | python3 orchestrator.py explain -)"
+)
+KEY = (
+    "export VLLM_API_KEY=..., the key that the server was started with (its --api-key or "
+    "VLLM_API_KEY); a restart mends nothing"
+)
+ABSENT = (
+    f"is it running, and is this its address (--url)? Its log: {_LOG}; while it loads: --wait 900"
+)
+SLOW = f"look at its log: {_LOG}; while it loads: --wait 900; more time for an answer: --timeout"
+BUSY = "it has more questions than it takes: ask again, or let fewer in (vllm serve --max-num-seqs)"
+FAILS = f"it answers with errors: {_LOG}; while it loads: --wait 900"
+EMPTY = f"it serves no model: look at its start: {_LOG}"
+_NONSENSE = (
+    f"look at its log: {_LOG}; restart it. If it stays so: SM75_KERNELS=off leaves our kernels out"
+)
+_THINKS = "a model that thinks aloud needs --max-tokens 1024; if it is none: "
+_MODEL = "name a model that it lists (curl URL/v1/models): --model NAME"
+_PROTOCOL = f"it does not speak the protocol of OpenAI as vLLM does: {_LOG}"
+
+
+def stranger(url: str) -> str:
+    """When something else than a server of the protocol answers.
+
+    Args:
+        url: Where it was asked.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return (
+        "is this vLLM's address (--url)? Another program or a proxy answers there; on that "
+        f"machine: sudo ss -ltnp 'sport = :{port}'"
+    )
+
+
+def of_status(status: int, url: str, *, listing: bool) -> str:
+    """By an HTTP status.
+
+    Args:
+        status: The status, not 200.
+        url: Where it was asked.
+        listing: Whether for the list of models.
+    """
+    if status in (401, 403):
+        return KEY
+    if status == 429:
+        return BUSY
+    if status >= 500:
+        return FAILS
+    if status == 404 and not listing:
+        return _MODEL
+    return stranger(url) if listing or status < 400 else _PROTOCOL
+
+
+def of_nonsense(*, cut: bool) -> str:
+    """When answers are wrong.
+
+    Args:
+        cut: Whether one did not end within the tokens it was given.
+    """
+    return (_THINKS if cut else "") + _NONSENSE
