@@ -28,6 +28,7 @@ from sm75.aot.manifest import Manifest
 from sm75.aot.pack import Compiled
 from sm75.aot.plan import Wanted, plan
 from sm75.aot.record import CAPABILITY, MODULES
+from sm75.aot.sass import HMMA
 from sm75.errors import BuildError
 from sm75.progress import Reporter
 from sm75.smem.standins import ALWAYS_REAL
@@ -35,8 +36,6 @@ from sm75.smem.standins import ALWAYS_REAL
 # As of ptxas -v.
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
-# Turing's product of 16 x 8 by 8 x 8 float16 matrices.
-_HMMA = re.compile(r"\bHMMA\.1688\b")
 SHARED_LIMIT = 65_536
 """Bytes a block of 7.5 can have: CUDA programming guide, technical specifications."""
 
@@ -278,7 +277,7 @@ def tensor_cores(cubin: bytes, tools: Tools) -> int:
         done = subprocess.run(
             [*tools.disassembler, file.name], check=False, capture_output=True, text=True
         )
-    return len(_HMMA.findall(done.stdout)) if done.returncode == 0 else -1
+    return len(HMMA.findall(done.stdout)) if done.returncode == 0 else -1
 
 
 def facts(one: Compiled) -> dict[str, Any]:

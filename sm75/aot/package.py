@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sm75 import channel, condapkg
 from sm75.aot import lower, manifest, pack, proofs, tools
+from sm75.aot.files import MODULE
 from sm75.aot.pack import Compiled
 from sm75.errors import ChannelError, CheckFailed
 from sm75.lockfile import ReleaseLock
@@ -19,8 +20,6 @@ from sm75.smem import trees
 from sm75.store import Store, hash_file
 
 NAME = "vllm-sm75-kernels"
-MODULE = "vllm_sm75_kernels"
-"""As ``vllm.sm75.kernels`` of the overlay looks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
