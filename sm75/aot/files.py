@@ -137,14 +137,27 @@ def load(source: Path) -> Files:
         UsageError: There are none.
         ChannelError: They are damaged.
     """
-    found = _conda(source) if source.is_file() else _directory(source)
-    data = found.get(INDEX)
-    if data is None:
+    found = _archive(source) if source.is_file() else _directory(source)
+    if INDEX not in found:
         raise UsageError(
             f"there are no kernels in {source}", why=f"it has no {INDEX}",
             fix=f"name the .conda, or the directory that holds {MODULE}: `kernels build --files "
             "DIR` writes one",
         )  # fmt: skip
+    return gathered(source.name, found)
+
+
+def gathered(source: str, found: Mapping[str, bytes]) -> Files:
+    """The package of files that were read.
+
+    Args:
+        source: What they were read from, for messages.
+        found: The files by name, the index among them.
+
+    Raises:
+        ChannelError: They are damaged, or one is missing.
+    """
+    data = found[INDEX]
     try:
         index = msgspec.json.decode(data, type=Index)
         if index.schema != SCHEMA:
@@ -157,27 +170,27 @@ def load(source: Path) -> Files:
                 raise ValueError(f"a variant is of {fact.kernel!r}, which it does not describe")
     except (ValueError, RecursionError) as error:
         # msgspec's DecodeError and ValidationError are ValueErrors
-        raise ChannelError(
-            f"{INDEX} of {source.name} is damaged", why=str(error), fix=_AGAIN
-        ) from None
+        raise ChannelError(f"{INDEX} of {source} is damaged", why=str(error), fix=_AGAIN) from None
     for name in _NAMES.values():
         if name not in found:
-            raise ChannelError(f"{source.name} has no {name}", fix=_AGAIN)
+            raise ChannelError(f"{source} has no {name}", fix=_AGAIN)
     return Files(
-        source=source.name, index=index, raw=data,
+        source=source, index=index, raw=data,
         code={kind: found[name] for kind, name in _NAMES.items()},
     )  # fmt: skip
 
 
-def _conda(source: Path) -> dict[str, bytes]:
-    names = {f"{MODULE}/{name}": name for name in (INDEX, *_NAMES.values())}
+def file_of(member: str) -> str:
+    """Which of the files an archive's member is by its name; empty: none of them."""
+    home, _, name = member.rpartition("/")
+    known = name in (INDEX, *_NAMES.values()) and home.rpartition("/")[2] == MODULE
+    return name if known else ""
 
-    def want(name: str) -> bool:
-        return "/".join(name.split("/")[-2:]) in names
 
+def _archive(source: Path) -> dict[str, bytes]:
     return {
-        names["/".join(member.name.split("/")[-2:])]: member.read()
-        for member in walk(source, want=want, limit=_MOST_FILES)
+        file_of(member.name): member.read()
+        for member in walk(source, want=lambda name: bool(file_of(name)), limit=_MOST_FILES)
         if member.size <= _MOST_FILES
     }
 

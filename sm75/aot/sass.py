@@ -25,6 +25,7 @@ _STORE = re.compile(r"\bSTL((?:\.\w+)*) ")
 _WIDTHS = {"8": 1, "16": 2, "64": 8, "128": 16}
 _SHARED = re.compile(r"\b(?:LDS|STS|LDSM|ATOMS)(?:\.\w+)* [^;\n]*?\[(?P<at>[^\]\n]*)\]")
 _OFFSET = re.compile(r"(?<![-0-9a-fx])(?:0x)(?P<hex>[0-9a-f]+)$")
+_TARGET = re.compile(rb"^\s*\.target\s+(sm_\d{2,3}[af]?)\b", re.MULTILINE)
 _TIMEOUT = 120.0
 """Seconds; the largest kernel takes one."""
 
@@ -93,6 +94,18 @@ def read(data: bytes) -> Code:
             "its machine code is damaged", why=f"{type(error).__name__}: {error}"
         ) from None
     return Code(arch=codes[0].arch, registers=registers, static=static)
+
+
+def target(ptx: bytes) -> str:
+    """What a text of PTX is for.
+
+    Raises:
+        ChannelError: It does not say.
+    """
+    found = _TARGET.search(ptx)
+    if found is None:
+        raise ChannelError("a kernel's PTX names no target", why="it has no .target line")
+    return found[1].decode()
 
 
 def count(text: str) -> Counts:

@@ -378,7 +378,8 @@ def inspect(
     if not report.usable:
         raise CheckFailed(
             f"{report.source} is unusable on {report.target}",
-            why=report.summary,
+            # said below the table, library by library in it
+            why=report.summary if as_json else "",
             fix="build a package for it: python3 orchestrator.py build",
         )
 
