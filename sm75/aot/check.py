@@ -19,7 +19,7 @@ import msgspec
 
 from sm75.aot import beside as vllm
 from sm75.aot import sass
-from sm75.aot.files import Fact, Files, load
+from sm75.aot.files import Fact, Files, load, passed
 from sm75.aot.lower import SHARED_LIMIT
 from sm75.aot.spills import explanation
 from sm75.errors import ChannelError, ToolchainError
@@ -196,6 +196,8 @@ def _arch(both: _Both) -> Finding:
 def _index(both: _Both) -> Finding:
     def faults() -> Iterator[str]:
         for fact, kernel, seen in both:
+            if seen.code is not None and passed(fact) != seen.code.parameters.get(fact.entry, ()):
+                yield f"{kernel}: the index has other parameters than its code"
             pairs = [("registers", fact.registers, kernel.registers)] if seen.code else []
             if seen.counts is not None:
                 pairs += [("bytes spilled", fact.spills, seen.counts.spills),
@@ -207,7 +209,7 @@ def _index(both: _Both) -> Finding:
     counted = all(seen.counts for _, _, seen in both)
     return _finding(
         "index", faults(),
-        "registers" + (", spills and HMMA" if counted else "") + " are as the index says",
+        "parameters, registers" + (", spills, HMMA" if counted else "") + " are as the index says",
     )  # fmt: skip
 
 

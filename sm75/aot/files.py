@@ -20,6 +20,7 @@ MODULE = "vllm_sm75_kernels"
 # The package has 2 MB in files, its largest piece of machine code 110 KB, of PTX 250 KB; measured.
 _MOST_FILES = 256 << 20
 _MOST_PIECE = 32 << 20
+_MOST_EXTRA = 64
 Kind = Literal["cubin", "ptx"]
 _NAMES: Mapping[Kind, str] = {"cubin": CUBINS, "ptx": PTX}
 
@@ -57,6 +58,25 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     mma: int
     cubin: tuple[int, int, str]
     ptx: tuple[int, int, str]
+
+
+_SIZES = {"i1": 1, "i8": 1, "i32": 4, "i64": 8, "fp32": 4}
+
+
+def passed(fact: Fact) -> tuple[tuple[int, int], ...]:
+    """Offset and size of each parameter that the launcher passes, in bytes.
+
+    Raises:
+        KeyError: One is of a type that the launcher does not know.
+    """
+    found: list[tuple[int, int]] = []
+    end = 0
+    for kind in [kind for _, kind in fact.parameters] + ["*"] * fact.extra:
+        size = 8 if kind.startswith("*") else _SIZES[kind]
+        start = -(-end // size) * size
+        found.append((start, size))
+        end = start + size
+    return tuple(found)
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +188,10 @@ def gathered(source: str, found: Mapping[str, bytes]) -> Files:
         for fact in index.variants:
             if fact.kernel not in index.kernels:
                 raise ValueError(f"a variant is of {fact.kernel!r}, which it does not describe")
+            if unknown := {k for _, k in fact.parameters if k not in _SIZES and k[:1] != "*"}:
+                raise ValueError(f"a variant has parameters of type {', '.join(sorted(unknown))}")
+            if not 0 <= fact.extra <= _MOST_EXTRA:
+                raise ValueError(f"a variant has {fact.extra} parameters of Triton's own")
     except (ValueError, RecursionError) as error:
         # msgspec's DecodeError and ValidationError are ValueErrors
         raise ChannelError(f"{INDEX} of {source} is damaged", why=str(error), fix=_AGAIN) from None

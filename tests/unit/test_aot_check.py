@@ -75,6 +75,11 @@ def compiled(**changes: Any) -> list[pack.Compiled]:
         [test_aot.launch(), test_aot.launch("reduce_segments", HEAD_SIZE=512)],
         msgspec.structs.replace(test_aot.MANIFEST, tuning=()),
     )
+    # those of scale.cu
+    passed = (("q", "*fp16"), ("a", "fp32"), ("n", "i32"))
+    attention, reduction = (
+        dataclasses.replace(one, parameters=passed) for one in (attention, reduction)
+    )
     made = pack.Compiled(
         wanted=attention, entry="scale", ptx="ptx", cubin=CUBIN, shared=0x3000, extra=0,
         registers=8, spills=28, mma=3,
@@ -215,6 +220,30 @@ def test_an_index_that_says_other_than_the_code(
     faults = broken(site(tmp_path, compiled(**changes)), tool)
     assert list(faults) == ["index"]
     assert said in faults["index"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "extra"),
+    [([], 0), ([["q", "*fp16"]], 0), ([["q", "*fp16"], ["a", "i64"], ["n", "i32"]], 0),
+     ([["q", "*fp16"], ["a", "fp32"], ["n", "i32"]], 1)],
+)  # fmt: skip
+def test_other_parameters_than_the_code_has(
+    tmp_path: Path, tool: list[str], parameters: list[list[str]], extra: int
+) -> None:
+    """The driver would read addresses that nobody passed."""
+    home = site(tmp_path)
+    change(home, lambda i: i["variants"][0].update(parameters=parameters, extra=extra))
+    said = broken(home, tool)
+    assert list(said) == ["index"]
+    assert "has other parameters than its code" in said["index"]
+
+
+@pytest.mark.parametrize("changes", [{"parameters": [["q", "x9"]]}, {"extra": -1}, {"extra": 1e9}])
+def test_parameters_that_no_launcher_knows(tmp_path: Path, changes: dict[str, Any]) -> None:
+    home = site(tmp_path)
+    change(home, lambda index: index["variants"][0].update(changes))
+    with pytest.raises(ChannelError, match="is damaged"):
+        check.check(home)
 
 
 def _flip(data: bytes) -> bytes:
