@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from sm75 import atomic
+from sm75.aot import kept
 from sm75.aot.adapt import adapt, is_kernel
 from sm75.aot.manifest import Manifest
 from sm75.aot.pack import Compiled
@@ -159,7 +159,8 @@ def compile_all(
         salt = f"{digest} {tools.triton} {tools.toolkit}"
         while open_:
             names = {one.identity: _name(cache, salt, one) for one in open_}
-            todo = {one.identity: one for one in open_ if not names[one.identity].exists()}
+            known = {one.identity: _load(names[one.identity], one) for one in open_}
+            todo = {one.identity: one for one in open_ if known[one.identity] is None}
             request = {
                 "tree": str(place), "modules": list(MODULES), "capability": list(CAPABILITY),
                 "jobs": min(jobs or os.cpu_count() or 1, len(todo) or 1),
@@ -173,9 +174,14 @@ def compile_all(
                     task.message(f"{one.kernel} {dict(one.launch)}")
                     task.advance(1)
                 task.done()
-            held = [_load(names[one.identity], one) for one in open_]
-            made += [one for one in held if one.shared <= SHARED_LIMIT]
-            open_ = [_smaller(one) for one in held if one.shared > SHARED_LIMIT]
+            held = [known[one.identity] or _load(names[one.identity], one) for one in open_]
+            if None in held:
+                raise BuildError(
+                    "what was compiled cannot be read back", why=f"see the files in {cache}",
+                    fix="run it again, on a disk that keeps what is written",
+                )  # fmt: skip
+            made += [one for one in held if one is not None and one.shared <= SHARED_LIMIT]
+            open_ = [_smaller(one) for one in held if one is not None and one.shared > SHARED_LIMIT]
     return sorted(made, key=lambda one: one.wanted.order)
 
 
@@ -234,12 +240,13 @@ def _keep(path: Path, one: Wanted, event: Mapping[str, Any], tools: Tools) -> No
         "shared": event["shared"], "extra": event["extra"], "registers": registers,
         "spills": spills, "mma": tensor_cores(cubin, tools) if fits else -1,
     }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, json.dumps(made).encode())
+    kept.save(path, made)
 
 
-def _load(path: Path, one: Wanted) -> Compiled:
-    facts = json.loads(path.read_bytes())
+def _load(path: Path, one: Wanted) -> Compiled | None:
+    facts = kept.load(path)
+    if facts is None:
+        return None
     return Compiled(wanted=one, **(facts | {"cubin": bytes.fromhex(facts["cubin"])}))
 
 
