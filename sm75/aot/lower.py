@@ -156,7 +156,8 @@ def compile_all(
     """
     open_, made = plan(launches(root, tree, manifest), manifest), []
     with adapted(tree, tools) as (place, digest):
-        salt = f"{digest} {tools.triton} {tools.toolkit}"
+        # "alone": in a process of its own; what came out of a pool's is not the same.
+        salt = f"{digest} {tools.triton} {tools.toolkit} alone"
         while open_:
             names = {one.identity: _name(cache, salt, one) for one in open_}
             known = {one.identity: _load(names[one.identity], one) for one in open_}

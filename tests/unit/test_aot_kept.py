@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sm75.aot import kept, lower, manifest, plan
+from sm75.aot import kept, lower, manifest, plan, worker
 from sm75.aot.lower import Tools
 from sm75.progress import SilentReporter
 from tests.unit import test_aot
@@ -85,3 +87,24 @@ def test_it_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def _plain(made: manifest.Manifest) -> manifest.Manifest:
     """Without tuning: one variant a launch."""
     return msgspec.structs.replace(made, tuning=())
+
+
+def test_each_variant_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dies is said, and holds nobody up."""
+
+    def lower_(variant: dict[str, Any]) -> dict[str, Any]:
+        if variant["id"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if variant["id"] == "gone":
+            os._exit(3)
+        return {"id": variant["id"], "process": os.getpid(), "ptx": "x" * 500_000}
+
+    monkeypatch.setattr(worker, "lower", lower_)
+    names = ["a", "killed", "b", "gone", *(f"v{n}" for n in range(20))]
+    for jobs in (1, 3, 50):
+        events = {event["id"]: event for event in worker.each([{"id": n} for n in names], jobs)}
+        assert set(events) == set(names)
+        assert events.pop("killed")["failed"] == "its process ended with code -9"
+        assert events.pop("gone")["failed"] == "its process ended with code 3"
+        assert len({event["process"] for event in events.values()} - {os.getpid()}) == len(events)
+    assert list(worker.each([], 2)) == []
