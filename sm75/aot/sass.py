@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
 from sm75 import cubin
+from sm75.atomic import disk_errors
 from sm75.errors import ChannelError, ToolchainError
 
 # Turing's product of 16 x 8 by 8 x 8 float16 matrices.
@@ -66,16 +68,25 @@ class Counts:
     reach: int
 
 
+@contextlib.contextmanager
+def _file(data: bytes) -> Iterator[Path]:
+    with contextlib.ExitStack() as stack:
+        with disk_errors(Path(tempfile.gettempdir())):
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sm75-cubin-"))
+            path = Path(scratch, "it.cubin")
+            path.write_bytes(data)
+        yield path
+
+
 def read(data: bytes) -> Code:
     """Read a cubin's headers.
 
     Raises:
         ChannelError: It is none, or damaged.
+        DiskError: There is no room for it in the temporary directory.
     """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(data)
-        file.flush()
-        codes = cubin.read_device_code(Path(file.name)) if data[:4] == b"\x7fELF" else ()
+    with _file(data) as path:
+        codes = cubin.read_device_code(path) if data[:4] == b"\x7fELF" else ()
     if [code.kind for code in codes] != ["sass"]:
         raise ChannelError("it is no machine code of a GPU", why="no cubin begins where one must")
     try:
@@ -174,13 +185,12 @@ def disassemble(tool: Sequence[str], data: bytes) -> Counts:
 
     Raises:
         ToolchainError: It cannot be run, or says no code.
+        DiskError: There is no room for it in the temporary directory.
     """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(data)
-        file.flush()
+    with _file(data) as path:
         try:
             done = subprocess.run(
-                [*tool, file.name], check=False, capture_output=True, text=True,
+                [*tool, str(path)], check=False, capture_output=True, text=True,
                 errors="replace", timeout=_TIMEOUT,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -192,6 +202,6 @@ def disassemble(tool: Sequence[str], data: bytes) -> Counts:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ToolchainError(
             f"nvdisasm does not print a cubin (exit code {done.returncode})",
-            why=said[-1].replace(file.name, "it")[:200] if said else "it prints nothing",
+            why=said[-1].replace(str(path), "it")[:200] if said else "it prints nothing",
         )
     return count(done.stdout)

@@ -10,6 +10,8 @@ import dataclasses
 import hashlib
 import json
 import shlex
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.unit import reportkit, test_aot
 from tests.unit.commandkit import Runner, take_for_project
 from tests.unit.elfkit import DEVICE, library_bytes
 from tests.unit.elfkit import MODULE as MODULE_C
+from tests.unit.projectkit import ROOT
 
 CUBIN = (DEVICE / "sm75.cubin").read_bytes()
 MODULE = "vllm.v1.attention.ops.m"
@@ -343,6 +346,20 @@ def test_no_byte_of_a_cubin_can_end_it(tmp_path: Path) -> None:
                 sass.read(CUBIN[:place] + bytes([value]) + CUBIN[place + 1 :])
             except ChannelError:
                 continue
+
+
+def test_a_full_temporary_directory_is_said() -> None:
+    """A limit on the size of files: EFBIG, which is one of a disk's errors here."""
+    source = (
+        "import resource, sys; from sm75.aot import sass; from sm75.errors import DiskError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: sass.read(sys.stdin.buffer.read())\n"
+        "except DiskError as error: print(error.what)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], input=CUBIN, capture_output=True, cwd=ROOT, check=False
+    )
+    assert done.stdout.startswith(b"cannot write"), done.stderr
 
 
 @pytest.mark.parametrize(
