@@ -266,6 +266,14 @@ def test_damaged_files(
     assert name in broken(home, tool)["files"]
 
 
+def test_bytes_that_no_piece_is_made_of(tmp_path: Path, tool: list[str]) -> None:
+    home = site(tmp_path)
+    path = home / files.MODULE / pack.CUBINS
+    path.write_bytes(path.read_bytes() + b"x")
+    change(home, lambda index: index["files"]["cubin"].update(size=path.stat().st_size))
+    assert broken(home, tool) == {"files": "cubins.bin is not what the index was made with"}
+
+
 def _outside(index: dict[str, Any]) -> None:
     index["files"]["cubin"]["name"] = "../../etc/passwd"
 
