@@ -12,34 +12,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-AHEAD, FIELD = "ahead of time", "4 warps"
-# Sides that have the patched parameters, by Triton's JIT.
-FMA = ("patched", "4 warps", "8 warps", "largest tiles")
+from sm75.gpu.ratios import Row, rows
 
-
-@dataclass(frozen=True)
-class Row:
-    """Milliseconds of one trial."""
-
-    trial: str
-    field: float
-    best: float
-    ahead: float
-
-    @property
-    def over_field(self) -> float:
-        """How many times faster than with 4 warps."""
-        return self.field / self.ahead
-
-    @property
-    def over_best(self) -> float:
-        """How many times faster than the best of FMA."""
-        return self.best / self.ahead
-
+__all__ = ["Row", "rows"]
 
 # Trial, and what it must be against 4 warps and against the best of FMA.
 MUST: Mapping[str, tuple[float, float]] = {
@@ -47,37 +24,6 @@ MUST: Mapping[str, tuple[float, float]] = {
     "h512 8:1, decode 8 x 4096": (6.0, 2.5),
     "h256 8:1 w512, prefill 4 x 512 of 2048, blocks of 32": (4.0, 4.0),
 }
-
-
-def rows(report: Mapping[str, Any]) -> list[Row]:
-    """The trials that were timed ahead of time and by the JIT.
-
-    A trial whose attention went to the JIT on both sides says nothing, and is left out.
-
-    Args:
-        report: The result's JSON.
-    """
-    times: dict[str, dict[str, float]] = {}
-    own = set()
-    for one in report["results"]:
-        if "ms" in one:
-            times.setdefault(one["trial"], {})[one["side"]] = one["ms"]
-            if one["side"] == AHEAD and _tensor_cores(one):
-                own.add(one["trial"])
-    return [
-        Row(
-            trial,
-            sides[FIELD],
-            min(sides[name] for name in FMA if name in sides),
-            sides[AHEAD],
-        )
-        for trial, sides in times.items()
-        if trial in own and FIELD in sides
-    ]
-
-
-def _tensor_cores(one: Mapping[str, Any]) -> bool:
-    return any(launch["parameters"].get("mma", 0) > 0 for launch in one["launches"])
 
 
 def faults(found: Sequence[Row]) -> list[str]:

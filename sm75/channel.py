@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -203,7 +204,11 @@ def _destination(package: Path) -> str:
     place = own_place(package)
     expected = place.partition("/")[2]
     if package.name != expected:
-        raise ChannelError(f"{package.name} is misnamed", why=f"its index.json makes it {expected}")
+        raise ChannelError(
+            f"{package.name} is misnamed", why=f"its index.json makes it {expected}",
+            fix=f"give it that name: mv {shlex.quote(str(package))} "
+            f"{shlex.quote(str(package.with_name(expected)))}",
+        )  # fmt: skip
     return place
 
 

@@ -33,6 +33,8 @@ from sm75.lockupdate import only_one
 from sm75.progress import Reporter
 from sm75.store import Store
 
+BUILD = "python3 orchestrator.py channel build"
+
 
 def lock(
     root: Path, release: ReleaseLock, store: Store, reporter: Reporter, *,
@@ -107,7 +109,7 @@ def missing(
         raise ChannelError(
             f"{channel} has no closure",
             why="no package in it is for a Python minor" if channel.is_dir() else "it is not there",
-            fix="bring it in: python3 orchestrator.py channel build",
+            fix=f"bring it in: {BUILD}",
         )
     with tempfile.TemporaryDirectory(prefix="vllm-sm75-gaps-") as scratch:
         python = BasePython(root, release, minors)
@@ -147,7 +149,10 @@ def publish(
     ``--dry-run``, ``--json``.
     """
     if not channel.is_dir():
-        raise ChannelError(f"there is no channel {channel}", fix="build one first")
+        raise ChannelError(
+            f"there is no channel {channel}",
+            fix=f"build one ({BUILD}), or name one that there is: --channel DIR",
+        )
     with publishtargets.opened(root, target, channel, dry_run=dry_run) as place:
         done = publishing.publish(
             channel, place, reporter,

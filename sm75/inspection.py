@@ -1,7 +1,8 @@
 """``inspect``: would this software run on a g5g, and if not, why, library by library.
 
 Reads a ``.conda``, a wheel, a tar archive, a directory or one file, finds every ELF file and every
-cubin in it, and judges each against a target contract. Nothing of it is run.
+cubin in it, those that vllm-sm75-kernels has packed as data among them, and judges each against a
+target contract. Nothing of it is run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sm75 import cubin
+from sm75.aot import files, pack, sass
 from sm75.archives import Member, walk
 from sm75.cubin import DeviceCode
 from sm75.elf import Abi3Facts, ElfFacts, audit_abi3, is_elf, read_elf, version_key
@@ -47,7 +49,8 @@ class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Its path in the package.
         size: Bytes.
-        elf: What it asks of the machine; None for a fat binary outside an ELF file.
+        elf: What it asks of the machine; None for a fat binary outside an ELF file, and for kernels
+            that were compiled ahead of time.
         sass: Number of pieces of machine code, by architecture.
         ptx: Number of pieces of PTX, by architecture.
         other: Number of pieces that are neither (LTO-IR, unknown), by kind and architecture.
@@ -114,9 +117,13 @@ def inspect_members(
 ) -> Report:
     """As :func:`inspect`, over members from anywhere (a wheel read by ranges, for one)."""
     libraries: list[LibraryReport] = []
+    packed: dict[str, dict[str, bytes]] = {}
     differences: list[str] = []
     for member in members:
         if not _wanted(member.name):
+            continue
+        if name := files.file_of(member.name):
+            packed.setdefault(member.name.removesuffix(name), {})[name] = member.read()
             continue
         path = member.path()
         with path.open("rb") as file:
@@ -127,8 +134,10 @@ def inspect_members(
         if cuobjdump is not None:
             difference = cubin.disagreement(codes, cubin.list_with_cuobjdump(cuobjdump, path))
             differences += [f"{member.name}: {difference}"] if difference else []
-        library = _facts(member, path, codes, is_elf(head))
-        libraries.append(library if contract is None else judge(library, contract))
+        libraries.append(_facts(member, path, codes, is_elf(head)))
+    libraries += [_kernels(home, found) for home, found in packed.items() if pack.INDEX in found]
+    if contract is not None:
+        libraries = [judge(library, contract) for library in libraries]
     if not libraries:
         raise UsageError(
             f"{source} has no library to inspect", why="no ELF file and no cubin is in it"
@@ -146,6 +155,8 @@ def inspect_members(
 
 def _wanted(name: str) -> bool:
     base = name.rpartition("/")[2]
+    if files.file_of(name):
+        return True
     # Executables have no ending; versioned libraries have it in the middle.
     return "." not in base or base.endswith(_ENDINGS) or ".so." in base
 
@@ -166,6 +177,30 @@ def _facts(
         covered=len({code.container for code in codes if cubin.runs_on(code, GPU)}),
         abi3=audit_abi3(path, baseline=_OLDEST_ABI3) if abi3 else None,
     )
+
+
+def _kernels(home: str, found: dict[str, bytes]) -> LibraryReport:
+    """Of the package of kernels: its machine code and PTX, each piece once."""
+    made = files.gathered(home.rstrip("/"), found)
+    codes: dict[str, dict[tuple[int, int, str], DeviceCode]] = {"cubin": {}, "ptx": {}}
+    for fact in made.index.variants:
+        if fact.cubin not in codes["cubin"]:
+            arch = sass.read(made.piece(fact, "cubin")).arch
+            codes["cubin"][fact.cubin] = DeviceCode(kind="sass", arch=arch)
+        if fact.ptx not in codes["ptx"]:
+            arch = sass.target(made.piece(fact, "ptx"))
+            codes["ptx"][fact.ptx] = DeviceCode(kind="ptx", arch=arch)
+    sources = {
+        (fact.cubin, fact.ptx): (codes["cubin"][fact.cubin], codes["ptx"][fact.ptx])
+        for fact in made.index.variants
+    }
+    return LibraryReport(
+        name=f"{home}{pack.CUBINS}", size=len(found[pack.CUBINS]), elf=None,
+        sass=_count(tuple(codes["cubin"].values()), "sass"),
+        ptx=_count(tuple(codes["ptx"].values()), "ptx"), sources=len(sources),
+        # The launcher loads machine code alone; PTX is for proofs on other GPUs.
+        covered=sum(cubin.runs_on(code, GPU) for code, _ in sources.values()),
+    )  # fmt: skip
 
 
 def judge(library: LibraryReport, contract: Target) -> LibraryReport:
@@ -234,17 +269,21 @@ def _remarks(report: LibraryReport) -> list[str]:
 def summarize(libraries: Sequence[LibraryReport], contract: Target | None) -> str:
     """The verdict on judged libraries in one sentence."""
     if contract is None:
-        return f"{len(libraries)} libraries; no target given, so no verdict"
+        return f"{_libraries(len(libraries))}; no target given, so no verdict"
     bad = [library for library in libraries if not library.usable]
     if not bad:
-        return f"usable on g5g ({contract.name}): {len(libraries)} libraries, all fit"
+        return f"usable on g5g ({contract.name}): {_libraries(len(libraries))}, all fit"
     gpu = [library for library in bad if library.sources and not library.covered]
     why = (
-        f"no {GPU} SASS and no PTX <= 7.5 in {len(gpu)} of {len(libraries)} libraries"
+        f"no {GPU} SASS and no PTX <= 7.5 in {len(gpu)} of {_libraries(len(libraries))}"
         if gpu
-        else f"{len(bad)} of {len(libraries)} libraries do not fit"
+        else f"{len(bad)} of {_libraries(len(libraries))} do not fit"
     )
     return f"unusable on g5g ({contract.name}), because: {why}"
+
+
+def _libraries(count: int) -> str:
+    return f"{count} librar{'y' if count == 1 else 'ies'}"
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -254,10 +293,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def table(report: Report) -> Table:
-    """The report as a table for people."""
-    shown = Table(
-        title=escape(report.source), caption=escape(report.summary), caption_justify="left"
-    )
+    """The report as a table for people; ``summary`` is not in it."""
+    shown = Table(title=escape(report.source))
     for column in ("library", "machine", "SASS", "PTX", "glibc", "verdict"):
         shown.add_column(column, overflow="fold")
     verdict = {None: "", True: "[green]usable[/green]", False: "[red]unusable[/red]"}

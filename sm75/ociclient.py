@@ -7,6 +7,7 @@ of registries, tokens, Docker's settings and credential helpers is used as it is
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -31,6 +32,11 @@ PAUSE, PAUSE_MAX = 0.1, 15.0
 RETRY_AFTER_MAX = 60.0
 # Seconds until a connection is there, and until the next bytes come.
 TIMEOUTS = (10.0, 60.0)
+# Bytes of an answer that is no blob: registries take manifests of 4 MiB at most (the distribution
+# specification, "Pushing Manifests"), and lists of tags come in pages.
+ANSWER_MAX = 16 << 20
+# Pages of a list of tags, which have 50 to 1,000 tags: more than a repository of ours will have.
+PAGES_MAX = 100
 
 T = TypeVar("T")
 
@@ -51,8 +57,28 @@ class Refused(Exception):
 
 
 class _Patient(requests.adapters.HTTPAdapter):
-    def send(self, *args: Any, **options: Any) -> requests.Response:
-        return super().send(*args, **{**options, "timeout": TIMEOUTS})
+    """Waits for no answer without end, and takes none that has none."""
+
+    def send(
+        self, request: requests.PreparedRequest, stream: bool = False, *args: Any, **options: Any
+    ) -> requests.Response:
+        response = super().send(request, stream, *args, **{**options, "timeout": TIMEOUTS})
+        if not stream:
+            _bounded(response)
+        return response
+
+
+def _bounded(response: requests.Response) -> None:
+    """Read an answer's body, where requests itself would read it whatever its size."""
+    body = bytearray()
+    for chunk in response.iter_content(1 << 16):
+        body += chunk
+        if len(body) > ANSWER_MAX:
+            response.close()
+            raise requests.exceptions.ContentDecodingError(
+                f"an answer of more than {ANSWER_MAX} bytes where a short one belongs"
+            )
+    response._content = bytes(body)
 
 
 def module(root: Path) -> Any:
@@ -118,6 +144,18 @@ def make(root: Path, host: str, *, insecure: bool, like: Any = None) -> Any:
             if response.status_code >= 400 and response.status_code != 404:
                 raise Refused(response)
             return response
+
+        def _do_paginated_request(
+            self, url: str, callable: Callable[[requests.Response], bool]
+        ) -> None:
+            pages = itertools.count(1)
+
+            def one(response: requests.Response) -> bool:
+                if next(pages) > PAGES_MAX:
+                    raise ValueError(f"its list of tags has more than {PAGES_MAX} pages")
+                return callable(response)
+
+            super()._do_paginated_request(url, one)
 
         def _check_200_response(self, response: requests.Response) -> None:
             if not 200 <= response.status_code < 300:

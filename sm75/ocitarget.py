@@ -24,6 +24,13 @@ _CHUNK = 1 << 20
 # Repositories that are looked at at once; registries limit how many requests they take.
 _AT_ONCE = 8
 
+# Bytes of a file that is read whole: the index of conda-forge's largest platform has 250 MB.
+_READ_MAX = 512 << 20
+_MEND = (
+    "the registry's storage is damaged: its operator must mend it, for a registry takes no second "
+    "copy of what it believes to have"
+)
+
 T = TypeVar("T")
 
 
@@ -190,9 +197,16 @@ class Registry:
             found = hashlib.sha256()
 
             def chunks() -> Iterator[bytes]:
+                left = layer.size
                 with client.get_blob(container, layer.digest, stream=True) as response:
                     client._check_200_response(response)
                     for chunk in response.iter_content(_CHUNK):
+                        if (left := left - len(chunk)) < 0:
+                            raise FetchError(
+                                f"{self._host} serves more bytes for {name} than it says",
+                                why=f"its manifest says {layer.size}",
+                                fix=_MEND,
+                            )
                         found.update(chunk)
                         yield chunk
 
@@ -208,8 +222,7 @@ class Registry:
             raise FetchError(
                 f"{self._host} serves other bytes for {name} than it was given",
                 why=f"expected {layer.digest}, got {digest}",
-                fix="the registry's storage is damaged: its operator must mend it, for a registry "
-                "takes no second copy of what it believes to have",
+                fix=_MEND,
             )
         return result
 
@@ -225,7 +238,17 @@ class Registry:
         return self._take(name, use) or ""
 
     def read(self, name: str) -> bytes:
-        """A file's bytes; empty: there is none."""
+        """A file's bytes; empty: there is none.
+
+        Raises:
+            FetchError: It is larger than any index or list of sums.
+        """
+        entry = self._entries.get(name) or self._entry(name)
+        if entry and entry.file and not 0 <= entry.file.size <= _READ_MAX:
+            raise FetchError(
+                f"{self._host} says that {name} has {entry.file.size} bytes",
+                why=f"none of ours has more than {_READ_MAX}", fix=_MEND,
+            )  # fmt: skip
         return self._take(name, b"".join) or b""
 
     def put(self, name: str, file: Path) -> None:

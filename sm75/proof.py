@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm75 import atomic, buildgraph, fetch, sdists
+from sm75.aot import check, tools
 from sm75.build import PROOF_NAME
 from sm75.condapkg import read_info
 from sm75.elf import declared_shim
@@ -21,8 +22,9 @@ from sm75.series import load_series
 from sm75.series import seal as seal_series
 from sm75.store import Store
 from sm75.toolchain.host import build_platform
-from sm75.verify import Verification, verify
+from sm75.verify import Verification, of_kernels, verify
 
+KERNELS = "vllm-sm75-kernels"
 _CUOBJDUMP = "nvidia/cu13/bin/cuobjdump"
 # Where torch declares the C functions that are the stable ABI.
 _SHIM = re.compile(r"torch/include/torch/csrc/(stable/c|inductor/aoti_torch/(c|generated))/.*\.h")
@@ -48,7 +50,33 @@ def cuobjdump(root: Path, lock: ReleaseLock, store: Store) -> Path | None:
     return tool
 
 
-def verify_package(root: Path, lock: ReleaseLock, store: Store, package: Path) -> Verification:
+def kernels_in(channel: Path, version: str) -> Path | None:
+    """The package of kernels of a release that a channel has; the last one, were there several."""
+    found = channel.glob(f"noarch/{KERNELS}-{version}-*.conda")
+    return max(found, key=lambda path: (path.stat().st_mtime, path.name), default=None)
+
+
+def verify_kernels(root: Path, source: Path, beside: Path | None = None) -> Verification:
+    """Hold kernels that were compiled ahead of time against their rules, and nothing else.
+
+    Args:
+        root: The project's directory.
+        source: Their ``.conda``, or a directory that has them.
+        beside: The package or site-packages of their vllm; None: ``source``, where it has one.
+
+    Raises:
+        UsageError: There are none in ``source``.
+        ChannelError: They are damaged.
+    """
+    if beside is None and (source / "vllm").is_dir():
+        beside = source
+    found = check.check(source, disassembler=tools.disassembler(root), beside=beside)
+    return of_kernels(source.name, found)
+
+
+def verify_package(
+    root: Path, lock: ReleaseLock, store: Store, package: Path, kernels: Path | None = None
+) -> Verification:
     """Hold a built package against the policy, with every tool and fact that is at hand.
 
     Args:
@@ -56,6 +84,7 @@ def verify_package(root: Path, lock: ReleaseLock, store: Store, package: Path) -
         lock: The release lock.
         store: The store; NVIDIA's cuobjdump and torch's headers come from there.
         package: The ``.conda``.
+        kernels: The package of kernels beside it, or a directory that has them; None: not checked.
 
     Raises:
         UsageError: There is no such package.
@@ -72,7 +101,12 @@ def verify_package(root: Path, lock: ReleaseLock, store: Store, package: Path) -
         if native and ninja.is_file():
             graph = buildgraph.load(ninja)
     policy = policy_of(name, lock.vllm, _shim(lock, store, name), (root / ".sm75", store.root))
-    return verify(package, policy, graph=graph, cuobjdump=cuobjdump(root, lock, store))
+    found = None
+    if kernels is not None:
+        found = check.check(kernels, disassembler=tools.disassembler(root), beside=package)
+    return verify(
+        package, policy, graph=graph, cuobjdump=cuobjdump(root, lock, store), kernels=found
+    )
 
 
 def policy_of(

@@ -9,6 +9,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from sm75.aot.check import Checked, Kernel
 from sm75.buildgraph import BuildGraph
 from sm75.errors import CheckFailed
 from sm75.packagefacts import gather
@@ -26,6 +27,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         findings: One a rule, in a fixed order.
         cubins: Pieces of machine code in all.
         extensions: Pieces of machine code by extension.
+        kernels: Variants of attention that were compiled ahead of time, where their package was
+            checked too.
     """
 
     package: str
@@ -33,6 +36,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     cubins: int
     extensions: dict[str, int]
+    kernels: tuple[Kernel, ...] = ()
 
 
 def verify(
@@ -41,6 +45,7 @@ def verify(
     *,
     graph: BuildGraph | None = None,
     cuobjdump: Path | None = None,
+    kernels: Checked | None = None,
 ) -> Verification:
     """Check a built package against the policy.
 
@@ -50,6 +55,7 @@ def verify(
         graph: The build it came from (:func:`sm75.buildgraph.load`); None: those rules are
             reported as not checked.
         cuobjdump: NVIDIA's tool, for a second reading of the device code; None likewise.
+        kernels: What was found of the package of kernels beside it; None: there is none.
 
     Raises:
         UsageError: There is no such package.
@@ -63,6 +69,8 @@ def verify(
         cuobjdump=cuobjdump,
     )
     findings = tuple(rule(facts, policy) for rule in RULES) + graph_rules(graph, policy)
+    if kernels is not None:
+        findings += kernels.findings
     sass = {
         library.name: sum(code.kind == "sass" for code in library.codes)
         for library in facts.libraries
@@ -73,7 +81,22 @@ def verify(
         findings=findings,
         cubins=sum(sass.values()),
         extensions=sass,
+        kernels=kernels.kernels if kernels is not None else (),
     )
+
+
+def of_kernels(package: str, kernels: Checked) -> Verification:
+    """The findings on a package of kernels alone.
+
+    Args:
+        package: Its name.
+        kernels: What was found.
+    """
+    return Verification(
+        package=package, ok=all(finding.state != "fail" for finding in kernels.findings),
+        findings=kernels.findings, cubins=len(kernels.kernels), extensions={},
+        kernels=kernels.kernels,
+    )  # fmt: skip
 
 
 def require(result: Verification) -> None:
@@ -106,5 +129,21 @@ def table(result: Verification) -> Table:
     for finding in result.findings:
         shown.add_row(
             finding.rule, Text(finding.state, style=colour[finding.state]), Text(finding.evidence)
+        )
+    return shown
+
+
+def kernel_table(result: Verification) -> Table:
+    """A row for each variant of attention that was compiled ahead of time."""
+    shown = Table(title="attention compiled ahead of time, counted in its machine code")
+    for column in ("kernel", "parameters"):
+        shown.add_column(column, overflow="fold")
+    for column in ("warps", "HMMA.1688", "spills B", "shared B", "registers"):
+        shown.add_column(column, justify="right")
+    for one in result.kernels:
+        given = ", ".join(f"{name} {value}" for name, value in one.parameters.items())
+        figures = (one.warps, one.hmma, one.spills, one.shared, one.registers)
+        shown.add_row(
+            Text(one.kernel), Text(given), *("?" if n is None else f"{n:,}" for n in figures)
         )
     return shown

@@ -22,12 +22,13 @@ from typing import Any
 
 import msgspec
 
-from sm75 import atomic
+from sm75.aot import kept
 from sm75.aot.adapt import adapt, is_kernel
 from sm75.aot.manifest import Manifest
 from sm75.aot.pack import Compiled
 from sm75.aot.plan import Wanted, plan
 from sm75.aot.record import CAPABILITY, MODULES
+from sm75.aot.sass import HMMA
 from sm75.errors import BuildError
 from sm75.progress import Reporter
 from sm75.smem.standins import ALWAYS_REAL
@@ -35,8 +36,6 @@ from sm75.smem.standins import ALWAYS_REAL
 # As of ptxas -v.
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
-# Turing's product of 16 x 8 by 8 x 8 float16 matrices.
-_HMMA = re.compile(r"\bHMMA\.1688\b")
 SHARED_LIMIT = 65_536
 """Bytes a block of 7.5 can have: CUDA programming guide, technical specifications."""
 
@@ -157,10 +156,12 @@ def compile_all(
     """
     open_, made = plan(launches(root, tree, manifest), manifest), []
     with adapted(tree, tools) as (place, digest):
-        salt = f"{digest} {tools.triton} {tools.toolkit}"
+        # "alone": in a process of its own; what came out of a pool's is not the same.
+        salt = f"{digest} {tools.triton} {tools.toolkit} alone"
         while open_:
             names = {one.identity: _name(cache, salt, one) for one in open_}
-            todo = {one.identity: one for one in open_ if not names[one.identity].exists()}
+            known = {one.identity: _load(names[one.identity], one) for one in open_}
+            todo = {one.identity: one for one in open_ if known[one.identity] is None}
             request = {
                 "tree": str(place), "modules": list(MODULES), "capability": list(CAPABILITY),
                 "jobs": min(jobs or os.cpu_count() or 1, len(todo) or 1),
@@ -174,9 +175,14 @@ def compile_all(
                     task.message(f"{one.kernel} {dict(one.launch)}")
                     task.advance(1)
                 task.done()
-            held = [_load(names[one.identity], one) for one in open_]
-            made += [one for one in held if one.shared <= SHARED_LIMIT]
-            open_ = [_smaller(one) for one in held if one.shared > SHARED_LIMIT]
+            held = [known[one.identity] or _load(names[one.identity], one) for one in open_]
+            if None in held:
+                raise BuildError(
+                    "what was compiled cannot be read back", why=f"see the files in {cache}",
+                    fix="run it again, on a disk that keeps what is written",
+                )  # fmt: skip
+            made += [one for one in held if one is not None and one.shared <= SHARED_LIMIT]
+            open_ = [_smaller(one) for one in held if one is not None and one.shared > SHARED_LIMIT]
     return sorted(made, key=lambda one: one.wanted.order)
 
 
@@ -235,12 +241,13 @@ def _keep(path: Path, one: Wanted, event: Mapping[str, Any], tools: Tools) -> No
         "shared": event["shared"], "extra": event["extra"], "registers": registers,
         "spills": spills, "mma": tensor_cores(cubin, tools) if fits else -1,
     }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, json.dumps(made).encode())
+    kept.save(path, made)
 
 
-def _load(path: Path, one: Wanted) -> Compiled:
-    facts = json.loads(path.read_bytes())
+def _load(path: Path, one: Wanted) -> Compiled | None:
+    facts = kept.load(path)
+    if facts is None:
+        return None
     return Compiled(wanted=one, **(facts | {"cubin": bytes.fromhex(facts["cubin"])}))
 
 
@@ -278,7 +285,7 @@ def tensor_cores(cubin: bytes, tools: Tools) -> int:
         done = subprocess.run(
             [*tools.disassembler, file.name], check=False, capture_output=True, text=True
         )
-    return len(_HMMA.findall(done.stdout)) if done.returncode == 0 else -1
+    return len(HMMA.findall(done.stdout)) if done.returncode == 0 else -1
 
 
 def facts(one: Compiled) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm75 import channel, condapkg
-from sm75.aot import lower, manifest, pack, proofs, tools
+from sm75.aot import check, lower, manifest, pack, proofs, tools
+from sm75.aot.files import MODULE
 from sm75.aot.pack import Compiled
 from sm75.errors import ChannelError, CheckFailed
 from sm75.lockfile import ReleaseLock
@@ -19,8 +20,6 @@ from sm75.smem import trees
 from sm75.store import Store, hash_file
 
 NAME = "vllm-sm75-kernels"
-MODULE = "vllm_sm75_kernels"
-"""As ``vllm.sm75.kernels`` of the overlay looks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +157,7 @@ def add(place: Path, package: Path, sha256: str, say: Callable[[str], None]) -> 
 
     Raises:
         ChannelError: It is another file, or no package of kernels.
+        CheckFailed: Its kernels are not what its index says, or not for sm_75.
     """
     if not package.is_file():
         raise ChannelError(f"there is no file {package}", fix="name the .conda of the kernels")
@@ -170,5 +170,13 @@ def add(place: Path, package: Path, sha256: str, say: Callable[[str], None]) -> 
         )
     if condapkg.read_info(package)["index"].get("name") != NAME:
         raise ChannelError(f"{package.name} is no package of {NAME}", fix="name the right file")
+    # Without a disassembler, which is made for x86-64: what the files themselves say.
+    wrong = [one for one in check.check(package).findings if one.state == "fail"]
+    if wrong:
+        raise CheckFailed(
+            f"{package.name} breaks {len(wrong)} of the kernels' rules",
+            why="; ".join(f"{one.rule}: {one.evidence}" for one in wrong),
+            fix="build it again there: python3 orchestrator.py kernels build",
+        )
     (published,) = channel.publish([package], place, say=say, remove=_others(place, package))
     return published

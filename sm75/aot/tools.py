@@ -14,6 +14,7 @@ from sm75.store import Store
 from sm75.toolchain.host import build_platform
 
 LIST = Path("lock") / "kernel-tools.txt"
+VENV = Path(".sm75") / "kernel-venv"
 # Where the members are in NVIDIA's wheel and in Triton's.
 _PTXAS = "nvidia/cu13/bin/ptxas"
 _DISASSEMBLER = Path("triton") / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -58,7 +59,7 @@ def ensure(root: Path, lock: ReleaseLock, store: Store) -> Tools:
     """
     check_machine()
     python = privateenv.ensure(
-        root, LIST, Path(".sm75") / "kernel-venv",
+        root, LIST, VENV,
         purpose="compiling attention kernels (253 MB are downloaded)",
         fix="or build without them: python3 orchestrator.py build --no-kernels",
     )  # fmt: skip
@@ -69,10 +70,19 @@ def ensure(root: Path, lock: ReleaseLock, store: Store) -> Tools:
     # What was unpacked before is used only if it is still what the lock pins.
     if not ptxas.is_file() or ptxas.read_bytes() != content:
         atomic.write_bytes(ptxas, content, mode=0o755)
-    packages = next((python.parents[1] / "lib").glob("python3.*")) / "site-packages"
-    disassembler = packages / _DISASSEMBLER
-    found = [str(disassembler), "-c"] if os.access(disassembler, os.X_OK) else []
     return Tools(
-        python=python, ptxas=ptxas, disassembler=found, triton=pinned_triton(root),
+        python=python, ptxas=ptxas, disassembler=disassembler(root), triton=pinned_triton(root),
         toolkit=artifact.version,
     )  # fmt: skip
+
+
+def disassembler(root: Path) -> list[str]:
+    """The command that prints a cubin named last, if its environment was made; else empty.
+
+    Args:
+        root: The project's directory.
+    """
+    for packages in sorted((root / VENV / "lib").glob("python3.*/site-packages")):
+        if os.access(packages / _DISASSEMBLER, os.X_OK):
+            return [str(packages / _DISASSEMBLER), "-c"]
+    return []

@@ -24,6 +24,7 @@ from sm75.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from sm75.lockfile import ReleaseLock
     from sm75.store import Store
+    from sm75.verify import Verification
 
 
 @click.command()
@@ -247,7 +248,10 @@ def toolchain_command(release: str | None, store: Path | None, toolchain: str) -
 @click.option("--gpu", is_flag=True, help="Run the sm_75 attention kernels on this machine's GPU.")
 @click.option("--bundle", type=FILE, help="With --gpu: write what another machine can run.")
 @click.option("--result", type=FILE, help="With --gpu: show and judge what a bundle found there.")
-@click.option("--kernels", type=FILE, help="With --gpu: try these too (kernels build --files).")
+@click.option(
+    "--kernels", type=FILE,
+    help="Kernels compiled ahead of time to check; default: the channel's. With --gpu: try them.",
+)  # fmt: skip
 @click.argument("package", type=FILE, required=False)
 def verify(
     release: str | None, store: Path | None, channel: Path, as_json: bool, smem: bool,
@@ -255,6 +259,9 @@ def verify(
     package: Path | None,
 ) -> None:  # fmt: skip
     """Check the built package: architectures, ABI, RUNPATH, metadata.
+
+    Where the channel has vllm-sm75-kernels, its machine code is checked too: tensor cores, shared
+    memory, spills. PACKAGE can be that package as well, or an environment's site-packages.
 
     With --smem: compile every kernel variant that vLLM can launch for the models of the table, for
     sm_75 and without a GPU, and check its shared memory; without PACKAGE, of the patched sources.
@@ -288,10 +295,8 @@ def verify(
         ):
             raise SystemExit(code)
         return
-    if bundle is not None or result is not None or kernels is not None:
-        raise UsageError(
-            "--bundle, --result and --kernels belong to --gpu", fix="give --gpu as well"
-        )
+    if bundle is not None or result is not None:
+        raise UsageError("--bundle and --result belong to --gpu", fix="give --gpu as well")
     if smem:
         from sm75.smem import report as audit
 
@@ -300,30 +305,47 @@ def verify(
         if code:
             raise SystemExit(code)
         return
+    from sm75 import proof
+
+    if package is not None and (package.is_dir() or package.name.startswith(proof.KERNELS)):
+        _say(proof.verify_kernels(ROOT, package), as_json=as_json)
+        return
     if package is None:
         from sm75.build import newest
 
         package = newest(channel, lock.vllm)
-    _verify(lock, open_store(store), package, as_json=as_json, channel=channel.absolute())
+    inside = package.resolve().is_relative_to(channel.resolve())
+    if kernels is None and inside:
+        kernels = proof.kernels_in(channel, lock.vllm)
+    _verify(lock, open_store(store), package, as_json=as_json, channel=channel.absolute(),
+            kernels=kernels)  # fmt: skip
 
 
 def _verify(
     lock: ReleaseLock, store: Store, package: Path, *, as_json: bool, quiet: bool = False,
-    channel: Path | None = None,
+    channel: Path | None = None, kernels: Path | None = None,
 ) -> None:  # fmt: skip
     from sm75 import proof
-    from sm75 import verify as rules
 
-    result = proof.verify_package(ROOT, lock, store, package)
+    result = proof.verify_package(ROOT, lock, store, package, kernels)
     keep(package, result)
     if channel is not None and package.resolve().is_relative_to(channel.resolve()):
         refresh(lock, channel)
+    _say(result, as_json=as_json, quiet=quiet)
+
+
+def _say(result: Verification, *, as_json: bool, quiet: bool = False) -> None:
+    from sm75 import verify as rules
+
     if as_json and not quiet:
         print_json(rules.to_json(result))
     elif not quiet:
         from rich.console import Console
 
         Console().print(rules.table(result))
+        if result.kernels:
+            # Wide enough for the numbers, also through a pipe.
+            Console(width=max(Console().width, 130)).print(rules.kernel_table(result))
     rules.require(result)
 
 
@@ -369,7 +391,8 @@ def inspect(
     if not report.usable:
         raise CheckFailed(
             f"{report.source} is unusable on {report.target}",
-            why=report.summary,
+            # said below the table, library by library in it
+            why=report.summary if as_json else "",
             fix="build a package for it: python3 orchestrator.py build",
         )
 

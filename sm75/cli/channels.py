@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 @click.group("channel")
 def channel_group() -> None:
     """Look at the channel."""
+
+
+def _option(channel: Path) -> str:
+    """What names a channel in a command; nothing for the project's own."""
+    if channel.absolute() == ROOT / "channel":
+        return ""
+    return f" --channel {shlex.quote(str(channel))}"
 
 
 @channel_group.command("verify")
@@ -141,6 +149,12 @@ def channel_missing(release: str | None, channel: Path, as_json: bool, target: s
             for text in texts:
                 click.echo(f"python {python}: {text}")
     if any(found.values()):
+        # Beside the answer, not in it: a script reads that.
+        click.echo(
+            f"next: where conda-forge is reachable: {channelcommands.BUILD}{_option(channel)}; "
+            "where it is not: docs/airgapped.md",
+            err=True,
+        )
         raise SystemExit(1)
 
 

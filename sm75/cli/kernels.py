@@ -27,6 +27,7 @@ def kernels_build(
 ) -> None:  # fmt: skip
     """Compile every variant and publish the proved ones into the channel (x86-64 only)."""
     from sm75.aot import package as step
+    from sm75.aot.files import MODULE
     from sm75.errors import UsageError
     from sm75.progress import make_reporter
 
@@ -41,7 +42,7 @@ def kernels_build(
     lock, place = load_lock(release), open_store(store)
     with make_reporter(quiet=as_json) as reporter:
         if files is not None:
-            home = files / step.MODULE
+            home = files / MODULE
             made = step.compile_files(ROOT, lock, place, home, reporter, unproved=unproved)
         else:
             made = step.build(ROOT, lock, place, channel.absolute(), reporter, warn)
@@ -106,21 +107,14 @@ def kernels_prove(results: tuple[Path, ...], store: Path | None) -> None:
 def kernels_show(as_json: bool, home: Path) -> None:
     """List the variants of a package's files, with what each takes.
 
-    HOME is what `kernels build --files` was given, or an environment's site-packages.
+    HOME is the package, what `kernels build --files` was given, or an environment's site-packages.
+    The figures are the index's own; `verify HOME` counts them in the machine code.
     """
     from rich.console import Console
 
-    from sm75.aot import table
-    from sm75.aot.package import MODULE
-    from sm75.errors import UsageError
+    from sm75.aot import files, table
 
-    found = next((d for d in (home, home / MODULE) if (d / "index.json").is_file()), None)
-    if found is None:
-        raise UsageError(
-            f"there are no kernels in {home}", why="it has no index.json",
-            fix=f"name the directory that holds {MODULE}: `kernels build --files DIR` writes one",
-        )  # fmt: skip
-    index = json.loads((found / "index.json").read_text(encoding="utf-8"))
+    index = json.loads(files.load(home).raw)
     if as_json:
         print_json(index)
     else:

@@ -1,14 +1,16 @@
-"""Geometry of the two charts; the templates draw it. Units are those of the SVG's own viewBox."""
+"""Geometry of the charts; the templates draw it. Units are those of the SVG's own viewBox."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sm75.gpu.ratios import Row as Times
 from sm75.report.records import Chart
 from sm75.report.timeline import Step, Timeline
 
 WIDTH = 1000.0
-"""Of both charts."""
+"""Of all charts."""
 LANE, GAP = 22.0, 4.0
 """Height of a lane of the timeline, and what is between two."""
 _LETTER = 6.6
@@ -150,6 +152,55 @@ def bars(chart: Chart, most: int = 40) -> Bars:
         for i, b in enumerate(ordered)
     ]  # fmt: skip
     return Bars(rows=tuple(rows), limit=_round(chart.limit * scale), height=_AXIS + len(rows) * ROW)
+
+
+TIMES_ROW = 48.0
+"""Height of one trial in the chart of times: its label, then three bars."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial: where it lies, and how long its bars are.
+
+    Attributes:
+        times: What it took.
+        y: Upper edge.
+        field: Width of FMA with 4 warps.
+        best: Width of FMA at its best.
+        ahead: Width ahead of time; what can be seen, at least.
+    """
+
+    times: Times
+    y: float
+    field: float
+    best: float
+    ahead: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """The chart of FMA against tensor cores."""
+
+    trials: tuple[Trial, ...]
+    height: float
+
+
+def race(rows: Sequence[Times]) -> Race:
+    """Lay out times, each trial on a scale of its own: they differ by a thousand.
+
+    Args:
+        rows: The trials; times are above 0.
+    """
+    made = []
+    for i, row in enumerate(rows):
+        scale = WIDTH / max(row.field, row.best, row.ahead)
+        made.append(
+            Trial(
+                times=row, y=_AXIS + i * TIMES_ROW, field=_round(row.field * scale),
+                best=_round(row.best * scale), ahead=_round(max(row.ahead * scale, 0.8)),
+            )
+        )  # fmt: skip
+    return Race(trials=tuple(made), height=_AXIS + len(made) * TIMES_ROW)
 
 
 def _round(value: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from sm75.inspection import Report as Inspection
 from sm75.lockfile import Artifact, Substitution, TargetContract
+from sm75.report.attention import Attention
 from sm75.report.records import SmemRecord
 from sm75.report.timeline import Timeline
 from sm75.sbom import Item
@@ -159,12 +161,19 @@ class Facts:
     inspection: Inspection | None
     verification: Verification | None
     smem: SmemRecord | None
+    attention: Attention | None
     timeline: Timeline | None
     sizes: Sizes | None
     bill: Bill | None
     claims: Claims | None
     steps: tuple[Step, ...]
     missing: tuple[Missing, ...]
+
+    @property
+    def placed(self) -> bool:
+        """Whether a command names the channel by its placeholder."""
+        said = [step.command for step in self.steps] + [gap.command for gap in self.missing]
+        return any(re.search(r"\bDIR\b", command) for command in said)
 
     def lacks(self, section: str) -> Missing | None:
         """The entry of a section that has nothing."""

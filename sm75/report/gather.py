@@ -14,7 +14,8 @@ from sm75.channelcheck import REPODATA, SUMS
 from sm75.condapkg import read_info
 from sm75.errors import LockError, PatchError, Sm75Error
 from sm75.lockfile import ReleaseLock, TargetContract, load_target
-from sm75.report import claims, records, timeline
+from sm75.report import attention, claims, commands, records, timeline
+from sm75.report.commands import BUILD, PLACE, RUN
 from sm75.report.facts import (
     Bill,
     Change,
@@ -24,16 +25,12 @@ from sm75.report.facts import (
     Missing,
     Origin,
     Sizes,
-    Step,
     Subject,
 )
 from sm75.report.records import SmemRecord
 from sm75.report.timeline import Timeline
 from sm75.series import load_series
 from sm75.verify import Verification
-
-_RUN = "python3 orchestrator.py"
-BUILD = f"{_RUN} build"
 
 
 def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -> Facts:
@@ -50,7 +47,8 @@ def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -
         DiskError: A record cannot be kept.
     """
     gaps: list[Missing] = []
-    option = "" if channel.resolve() == (root / "channel").resolve() else " --channel DIR"
+    ours = channel.resolve() == (root / "channel").resolve()
+    option = "" if ours else f" --channel {PLACE}"
     bill = _bill(root, lock, channel)
     if bill is None:
         gaps.append(
@@ -73,16 +71,26 @@ def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -
     look = _inspection(root, package, subject, keep=keep) if package and subject else None
     if look is None:
         absent("arches", "The device code by library", "The package holds no library.",
-               f"{_RUN} inspect PACKAGE")  # fmt: skip
+               f"{RUN} inspect "
+               + commands.file(subject.file if subject else "", ours=ours))  # fmt: skip
     checked = records.find(root, subject.sha256, Verification) if subject else None
     if checked is None:
         absent("rules", "The verdict of verify",
                "Nobody has checked this package from this directory.",
-               f"{_RUN} verify{option}")  # fmt: skip
+               f"{RUN} verify{option}")  # fmt: skip
     smem, why = _smem(root, lock, subject)
     if smem is None:
         gaps.append(Missing(section="smem", what="The shared memory of the Triton kernels",
-                            why=why, command=f"{_RUN} verify --smem"))  # fmt: skip
+                            why=why, command=f"{RUN} verify --smem{option}"))  # fmt: skip
+    timed = attention.find(root, lock.vllm)
+    if timed is None:
+        gaps.append(
+            Missing(section="attention", what="Attention's times, FMA against tensor cores",
+                    why=f"docs/evidence has no run of vLLM {lock.vllm} that timed both. It takes a "
+                    "GPU, and what `kernels build --files k` writes.",
+                    command=f"{RUN} verify --gpu --kernels k/vllm_sm75_kernels --json "
+                    "> docs/evidence/attention-new.json")
+        )  # fmt: skip
     line = _timeline(root, package, subject, keep=keep) if package and subject else None
     if line is None:
         absent("timeline", "The compile as it went",
@@ -97,9 +105,9 @@ def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -
                             command="git checkout -- docs/claims.md"))  # fmt: skip
     return Facts(
         release=lock.vllm, channel_sums=_digest(channel / SUMS), subject=subject, origin=origin,
-        inspection=look, verification=checked, smem=smem, timeline=line, sizes=sizes, bill=bill,
-        claims=claimed, missing=tuple(gaps),
-        steps=tuple(_steps(gaps, checked, bill, option)),
+        inspection=look, verification=checked, smem=smem, attention=timed, timeline=line,
+        sizes=sizes, bill=bill, claims=claimed, missing=tuple(gaps),
+        steps=tuple(commands.steps(gaps, checked, bill, option)),
     )  # fmt: skip
 
 
@@ -278,36 +286,6 @@ def _groups(files: Iterable[tuple[str, int]]) -> tuple[Group, ...]:
                   size=sum(total[n] for n in rest))
         )  # fmt: skip
     return tuple(shown)
-
-
-def _steps(
-    gaps: list[Missing], checked: Verification | None, bill: Bill | None, option: str
-) -> Iterable[Step]:
-    names = {item.name for item in bill.items} if bill else set()
-    if not names & set(sbom.OURS):
-        yield Step(text="Build the package.", command=f"{BUILD}{option}")
-        return
-    if checked is None:
-        yield Step(text="Check the package.", command=f"{_RUN} verify{option}")
-    elif not checked.ok:
-        yield Step(text="Read which rules are broken, mend the build, and build again. "
-                   "Do not install this package.", command=f"{_RUN} verify{option}")  # fmt: skip
-        return
-    if any(gap.section == "smem" for gap in gaps):
-        yield Step(text="Audit the kernels' shared memory.", command=f"{_RUN} verify --smem")
-    if "dlami-torch" not in names:
-        yield Step(text="Bring the dependencies in: a package alone does not install.",
-                   command=f"{_RUN} channel build{option}")  # fmt: skip
-    yield Step(text="See what an installation without network would still lack; nothing is printed "
-               "when it lacks nothing.", command=f"{_RUN} channel missing{option}")  # fmt: skip
-    yield Step(text="Check every file of the channel, before carrying it and after.",
-               command=f"{_RUN} channel verify{option}")  # fmt: skip
-    yield Step(text="Look at the g5g before installing.", command=f"{_RUN} doctor")
-    yield Step(text="Install on the g5g; python's minor must be that of the image's torch.",
-               command="conda create -n vllm -c ./channel -c conda-forge "
-               "--strict-channel-priority vllm-sm75 python=3.12")  # fmt: skip
-    yield Step(text="Ask the server questions once it runs, and read its answers.",
-               command=f"{_RUN} health")  # fmt: skip
 
 
 def is_channel(directory: Path) -> bool:

@@ -41,6 +41,8 @@ def render(facts: Facts) -> bytes:
     environment.filters |= {
         "size": lambda n: amount(n, "B"),
         "ms": lambda n: f"{n / 1000:.1f} s" if n < 10_000 else span(n / 1000),
+        "millis": lambda n: f"{n:,.3f}",
+        "times": lambda n: f"{n:,.1f}",
         "thousands": lambda n: f"{n:,}",
         "link": _link,
         "plain": lambda text: plain(str(_shown(text))),
@@ -54,6 +56,7 @@ def render(facts: Facts) -> bytes:
         style_hash=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
         gantt=charts.gantt(facts.timeline) if facts.timeline else None,
         bars=charts.bars(facts.smem.chart) if facts.smem else None,
+        race=charts.race(facts.attention.rows) if facts.attention else None,
         charts=charts,
         version=__version__,
     )

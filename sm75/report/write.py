@@ -11,7 +11,7 @@ from sm75 import channel as channels
 from sm75.channelcheck import REPORT, SUMS, read_sums
 from sm75.errors import UsageError
 from sm75.lockfile import ReleaseLock
-from sm75.report import gather, page, records, timeline
+from sm75.report import commands, gather, page, records, timeline
 from sm75.report.facts import Missing
 
 
@@ -55,7 +55,7 @@ def report(
         raise UsageError(
             f"there is no channel {channel}",
             why="the report is written into it",
-            fix=f"build one: {gather.BUILD}; or give --out FILE: a report of what is there",
+            fix=f"build one: {commands.BUILD}; or give --out FILE: a report of what is there",
         )
     place = out or channel / REPORT
     _check_out(place, channel)
@@ -67,7 +67,8 @@ def report(
     if not dry_run:
         atomic.write_bytes(place, data)
     digest = hashlib.sha256(data).hexdigest()
-    return Written(file=place, sha256=digest, missing=facts.missing, bill=bill)
+    missing = tuple(commands.named(gap, channel) for gap in facts.missing)
+    return Written(file=place, sha256=digest, missing=missing, bill=bill)
 
 
 def keep_timeline(root: Path, package: Path) -> None:

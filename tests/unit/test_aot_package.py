@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sm75.progress import make_reporter
 from sm75.smem.models import MODELS, block_sizes
 from sm75.store import Store, default_root, hash_file
 from tests.unit import channelkit, test_aot
+from tests.unit.elfkit import DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,6 +145,17 @@ def test_nothing_proved_is_no_package(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_package_from_elsewhere_is_taken_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cubin = (DEVICE / "sm75.cubin").read_bytes()
+    real = [
+        dataclasses.replace(
+            one, cubin=cubin, entry="scale", registers=8,
+            wanted=dataclasses.replace(
+                one.wanted, parameters=(("q", "*fp16"), ("a", "fp32"), ("n", "i32"))
+            ),
+        )
+        for one in test_aot.variants()
+    ]  # fmt: skip
+    monkeypatch.setattr(test_aot, "variants", lambda: real)
     made = build(tmp_path / "there", monkeypatch).package
     assert made is not None
     here, digest = tmp_path / "here", hash_file(made)
@@ -153,6 +166,13 @@ def test_a_package_from_elsewhere_is_taken_by_its_hash(
     other = channelkit.write(tmp_path / "other", "numpy")
     with pytest.raises(ChannelError, match="is no package of vllm-sm75-kernels"):
         package.add(here, other, hash_file(other), print)
+    wrong = [dataclasses.replace(one, registers=9) for one in real]
+    monkeypatch.setattr(test_aot, "variants", lambda: wrong)
+    lies = build(tmp_path / "lies", monkeypatch).package
+    assert lies is not None
+    with pytest.raises(CheckFailed, match="breaks 1 of the kernels' rules") as error:
+        package.add(here, lies, hash_file(lies), print)
+    assert "the index says 9 registers, its code has 8" in error.value.why
     assert not list(here.rglob("*.conda"))
     found = package.add(here, made, digest.upper(), print)
     assert found.read_bytes() == made.read_bytes()

@@ -193,11 +193,13 @@ def test_sizes(run: Runner, channel: Path, tmp_path: Path) -> None:
 
 def test_missing(run: Runner, channel: Path, tmp_path: Path) -> None:
     ended = run("channel", "missing", "--channel", channel)
-    assert (ended.code, ended.out) == (0, "")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
     less = channelkit.product(tmp_path / "less", ("3.12", "3.13"))
     ended = run("channel", "missing", "--channel", less)
     assert ended.code == 1
     assert ended.out.startswith("python 3.12: python 3.12 and its libraries: ")
+    assert len(ended.out.splitlines()) == 2
+    assert f"python3 orchestrator.py channel build --channel {less};" in ended.err
     ended = run("channel", "missing", "--json", "--channel", less)
     assert ended.code == 1
     assert [len(texts) for texts in ended.json.values()] == [1, 1]
@@ -208,6 +210,13 @@ def test_missing_of_no_channel(run: Runner, tmp_path: Path) -> None:
     ended = run("channel", "missing", "--channel", tmp_path / "void")
     assert ended.code == 8
     assert "next: bring it in: python3 orchestrator.py channel build" in ended.err
+
+
+def test_publish_of_no_channel_names_the_next_command(run: Runner, tmp_path: Path) -> None:
+    ended = run("channel", "publish", tmp_path / "there", "--channel", tmp_path / "void")
+    assert ended.code == 8
+    assert "next: build one (python3 orchestrator.py channel build)" in ended.err
+    assert not (tmp_path / "there").exists()
 
 
 def test_export(run: Runner, channel: Path, tmp_path: Path) -> None:

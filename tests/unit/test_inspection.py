@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import zipfile
@@ -13,8 +14,11 @@ import pytest
 from rich.console import Console
 
 from sm75 import inspection
+from sm75.aot import files, pack
 from sm75.errors import ChannelError, UsageError
 from sm75.inspection import LibraryReport, Report, inspect, judge, summarize, table, to_json
+from tests.unit import test_aot
+from tests.unit.commandkit import Runner
 from tests.unit.elfkit import (
     DATA,
     DEVICE,
@@ -186,7 +190,7 @@ def test_without_a_contract_there_is_no_verdict() -> None:
     report = inspect(DEVICE / "two.so")
     assert report.usable is None
     assert report.libraries[0].usable is None
-    assert report.summary == "1 libraries; no target given, so no verdict"
+    assert report.summary == "1 library; no target given, so no verdict"
 
 
 def test_cuobjdump_that_disagrees_is_told(tmp_path: Path) -> None:
@@ -204,7 +208,54 @@ def test_json_and_table_say_the_same(tmp_path: Path) -> None:
     Console(file=out, width=200).print(table(report))
     for library in report.libraries:
         assert library.name in out.getvalue()
-    assert "unusable on g5g" in out.getvalue()
+    assert report.summary not in out.getvalue()
+
+
+def kernels(where: Path, cubin: bytes, ptx: str = ".version 6.4\n.target sm_75\n") -> Path:
+    """Kernels compiled ahead of time: two variants with one piece of code."""
+    made = [
+        dataclasses.replace(one, cubin=cubin, ptx=ptx, entry="scale") for one in test_aot.variants()
+    ]
+    pack.write(where / files.MODULE, made, {"vllm": "0.33.0"}, {})
+    return where
+
+
+def test_kernels_that_are_packed_as_data_are_judged(tmp_path: Path) -> None:
+    data = (DEVICE / "sm75.cubin").read_bytes()
+    home = kernels(tmp_path / "site-packages", data)
+    wheel = tmp_path / "k-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted((home / files.MODULE).iterdir()):
+            archive.write(path, f"x/{files.MODULE}/{path.name}")
+    for source in (home, wheel):
+        library = one(source)
+        assert library.name.endswith("vllm_sm75_kernels/cubins.bin")
+        assert (library.sass, library.ptx) == ({"sm_75": 1}, {"sm_75": 1})
+        assert library.usable
+        assert library.reasons == ()
+    # e_flags: the architecture is the second byte in files of this ABI
+    place = 49 if data[8] >= 8 else 48
+    newer = data[:place] + bytes([80]) + data[place + 1 :]
+    library = one(kernels(tmp_path / "other", newer))
+    assert not library.usable
+    assert library.reasons[0].startswith("no sm_75 SASS and no PTX <= 7.5: it has SASS for sm_80")
+    (home / files.MODULE / pack.CUBINS).write_bytes(b"")
+    with pytest.raises(ChannelError, match="not what the index was made with"):
+        one(home)
+    with pytest.raises(ChannelError, match="names no target"):
+        one(kernels(tmp_path / "third", data, "no PTX"))
+
+
+@pytest.mark.parametrize(("name", "code"), [("sm75.cubin", 0), ("two.so", 1)])
+def test_the_command_says_its_verdict_once(run: Runner, name: str, code: int) -> None:
+    ended = run("inspect", DEVICE / name)
+    assert ended.code == code
+    verdict = "usable on g5g" if code == 0 else "unusable on g5g"
+    assert ended.out.count(verdict) == 1
+    assert [line for line in ended.out.splitlines() if line.startswith(verdict)]
+    assert "on g5g" not in ended.err
+    (library,) = run("inspect", DEVICE / name, "--json").json["libraries"]
+    assert library["usable"] is (code == 0)
 
 
 def test_markup_in_names_is_printed_as_it_is(tmp_path: Path) -> None:

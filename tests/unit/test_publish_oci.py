@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sm75.errors import ChannelError, FetchError, UsageError
 from sm75.publishtargets import opened
 from tests.unit import channelkit, registrykit
 from tests.unit.channelkit import SUBDIR
+from tests.unit.localserver import LocalServer, body_of
 from tests.unit.projectkit import ROOT
 from tests.unit.registrykit import Proxy
 from tests.unit.test_publish import files, newer, publish
@@ -354,3 +356,70 @@ def test_http_is_for_this_machine_alone(channel: Path, host: str, scheme: str) -
     assert (client.prefix, client.auth.prefix) == (scheme, scheme)
     place = target._container(ocilayout.place(SUMS))
     assert place.manifest_url().partition("/")[0].removesuffix(":443") == host
+
+
+class Lies(LocalServer):
+    """A registry that has one file, SHA256SUMS, and serves something else."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.asked, self.sent = kind, 0, 0
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        self.asked += 1
+        body_of(handler)
+        if "/tags/list" in handler.path and self.kind == "tags":
+            link = f'<{handler.path.partition("?")[0]}?n={self.asked}>; rel="next"'
+            body = json.dumps({"tags": [SUMS]}).encode()
+            self.send(handler, 200, {"Link": link, "Content-Length": str(len(body))}, body)
+        elif "/manifests/SHA256SUMS" in handler.path and self.kind == "manifest":
+            self.endless(handler)
+        elif "/manifests/SHA256SUMS" in handler.path and self.kind in ("blob", "size"):
+            size = 1 << 60 if self.kind == "size" else 100
+            digest = f"sha256:{'0' * 64}"
+            layer = {"mediaType": ocilayout.place(SUMS).kind, "digest": digest, "size": size}
+            body = json.dumps({"schemaVersion": 2, "layers": [layer]}).encode()
+            self.send(handler, 200, {"Content-Length": str(len(body))}, body)
+        elif "/blobs/" in handler.path:
+            self.endless(handler)
+        elif self.kind == "token":
+            realm = f'Bearer realm="{self.base}/token",service="x"'
+            if handler.path.startswith("/token"):
+                self.endless(handler)
+            else:
+                self.send(handler, 401, {"Www-Authenticate": realm, "Content-Length": "0"})
+        else:
+            self.send(handler, 404, {"Content-Length": "0"})
+
+    def endless(self, handler: BaseHTTPRequestHandler) -> None:
+        """Blanks, until the other side has enough."""
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        try:
+            while self.sent < 1 << 30:
+                self.sent += handler.wfile.write(b" " * (1 << 20))
+        except OSError:
+            pass
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("blob", "serves more bytes for SHA256SUMS than it says"),
+        ("size", f"says that SHA256SUMS has {1 << 60} bytes"),
+        ("manifest", "where a short one belongs"),
+        ("tags", "its list of tags has more than 100 pages"),
+        ("token", "where a short one belongs"),
+    ],
+)
+def test_a_registry_without_end_is_left(channel: Path, kind: str, said: str) -> None:
+    with Lies(kind) as server:
+        with pytest.raises(FetchError) as error:
+            publish(channel, f"oci://{server.host}/x")
+        assert said in f"{error.value.what} {error.value.why}"
+    # Sockets hold some megabytes that nobody has read.
+    assert server.sent < 100 << 20
+    assert server.asked < 1500

@@ -6,10 +6,14 @@ import base64
 import dataclasses
 import hashlib
 import itertools
+import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
 
 import click
 import msgspec
@@ -23,15 +27,15 @@ from sm75.channeltools import exported
 from sm75.errors import UsageError
 from sm75.progress import SilentReporter
 from sm75.publishtargets import opened
-from sm75.report import claims, gather, page, palette, records, write
-from sm75.report.facts import Facts
+from sm75.report import attention, claims, commands, gather, page, palette, records, write
+from sm75.report.facts import Facts, Missing
 from tests.unit import elfkit, reportkit
 from tests.unit.commandkit import Runner, take_for_project
 from tests.unit.projectkit import ROOT
 from tests.unit.reportkit import LOCK, attributes, elements, parse, tag, text
 
-SECTIONS = ["summary", "origin", "arches", "rules", "smem", "timeline", "sizes", "sbom", "claims",
-            "next"]  # fmt: skip
+SECTIONS = ["summary", "origin", "arches", "rules", "smem", "attention", "timeline", "sizes",
+            "sbom", "claims", "next"]  # fmt: skip
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00{{7*7}}"
 
 
@@ -209,7 +213,7 @@ def test_claims_are_rendered_without_links_to_files_that_are_not_beside_it(
 
 def test_each_missing_part_names_a_command_that_there_is(empty: Facts) -> None:
     sections = [gap.section for gap in empty.missing]
-    assert set(sections) == {*SECTIONS} - {"summary", "claims", "next"}
+    assert set(sections) == {*SECTIONS} - {"summary", "attention", "claims", "next"}
     tree = parse(page.render(empty))
     shown = [text(e) for e in elements(tree, "code")]
     for gap in empty.missing:
@@ -268,6 +272,153 @@ def test_figures_are_those_of_the_records(facts: Facts) -> None:
     assert [n for n in shown if any(n.startswith(p) for p in patches)]
     on_path = [e for e in elements(tree, "rect") if e.get("class") == "critical"]
     assert len(on_path) == 3  # two steps, and the key
+
+
+EVIDENCE = ROOT / "docs" / "evidence" / "attention-h200-2026-12-01.json"
+
+
+def test_the_chart_of_attention_is_the_evidence(facts: Facts) -> None:
+    """Every figure and every length, computed here from the file that is named."""
+    tree = parse(page.render(facts))
+    times: dict[str, dict[str, float]] = {}
+    for one in json.loads(EVIDENCE.read_bytes())["results"]:
+        if "ms" in one:
+            times.setdefault(one["trial"], {})[one["side"]] = one["ms"]
+    (table,) = (e for e in elements(tree, "table") if e.get("id") == "attention-table")
+    rows = {text(row[0]): [text(cell) for cell in row[1:]] for row in elements(table, "tr")[1:]}
+    assert len(rows) >= 17
+    drawn = _bars(tree)
+    assert list(drawn) == list(rows)
+    for trial, cells in rows.items():
+        sides = times[trial]
+        field, ahead = sides["4 warps"], sides["ahead of time"]
+        best = min(ms for side, ms in sides.items() if side not in ("ahead of time", "unpatched"))
+        assert cells == [f"{n:,.3f}" for n in (field, best, ahead)] + [
+            f"{field / ahead:,.1f}", f"{best / ahead:,.1f}",
+        ]  # fmt: skip
+        longest = max(field, best, ahead)
+        assert drawn[trial] == pytest.approx(
+            [n / longest * 1000 for n in (field, best, ahead)], abs=0.02
+        )
+    assert "h512 8:1, prefill 4 x 512 of 2048" in rows
+    # Said in the text, in the drawing and its description, and in the table's caption.
+    words = text(tree)
+    assert words.count("sm_75 PTX on an H200; no T4G has been timed") >= 4
+    assert EVIDENCE.name in words
+
+
+def _bars(tree: Element) -> dict[str, list[float]]:
+    """Widths of a trial's three bars, from the top, by its label."""
+    (svg,) = (e for e in elements(tree, "svg") if "attention-title" in str(e.attrib.values()))
+    labels = {
+        float(e.get("y") or 0): text(e) for e in elements(svg, "text")
+        if e.get("class") is None and e.get("x") == "0"
+    }  # fmt: skip
+    rects = [(float(e.get("y") or 0), e) for e in elements(svg, "rect")]
+    found = {}
+    for y, label in labels.items():
+        own = sorted((at, e) for at, e in rects if y < at < y + 40)
+        assert [e.get("class") for _, e in own] == ["before", "cxx", "after"]
+        found[label.rpartition(": ")[0]] = [float(e.get("width") or 0) for _, e in own]
+    return found
+
+
+def _evidence(root: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Put changed evidence beside the committed one, in documents of the project's own."""
+    if (root / "docs").is_symlink():
+        (root / "docs").unlink()
+        (root / "docs" / "evidence").mkdir(parents=True)
+        shutil.copy(ROOT / "docs" / "claims.md", root / "docs")
+        shutil.copy(EVIDENCE, root / "docs" / "evidence")
+    made = json.loads(EVIDENCE.read_bytes())
+    edit(made)
+    (root / "docs" / "evidence" / name).write_text(json.dumps(made))
+
+
+def test_the_newest_evidence_of_the_release_counts(root: Path) -> None:
+    def newer(made: dict[str, Any]) -> None:
+        made |= {"date": "2027-01-02T00:00:00+00:00", "gpu": "NVIDIA T4G", "capability": "7.5"}
+
+    def other(made: dict[str, Any]) -> None:
+        made |= {"date": "2028-01-02T00:00:00+00:00", "vllm": "0.34.0"}
+
+    found = attention.find(root, LOCK.vllm)
+    assert found is not None
+    assert found.standing == "sm_75 PTX on an H200; no T4G has been timed"
+    _evidence(root, "attention-a.json", newer)
+    _evidence(root, "attention-b.json", other)
+    (root / "docs" / "evidence" / "attention-c.json").write_text("{")
+    (root / "docs" / "evidence" / "attention-d.json").write_text("[]")
+    (root / "docs" / "evidence" / "attention-e.json").mkdir()
+    found = attention.find(root, LOCK.vllm)
+    assert found is not None
+    assert (found.date, found.standing) == ("2027-01-02", "sm_75 PTX on a T4G")
+    newest = attention.find(root, "0.34.0")
+    assert newest is not None
+    assert newest.file == "docs/evidence/attention-b.json"
+    assert attention.find(root, "0.35.0") is None
+    assert attention.standing("NVIDIA L4", "8.9").startswith("sm_75 PTX on an L4; no T4G")
+
+
+def test_a_trial_that_was_wrong_or_has_no_time_is_not_drawn(root: Path) -> None:
+    trial = "h512 8:1, prefill 4 x 512 of 2048"
+
+    def wrong(made: dict[str, Any]) -> None:
+        made["date"] = "2027-01-02T00:00:00+00:00"
+        for one in made["results"]:
+            if one["trial"] == trial and one["side"] == "ahead of time":
+                one["max_error"] = 1.0
+            if one["trial"] == "h512 8:1, decode 8 x 4096" and one["side"] == "4 warps":
+                one["ms"] = 0
+
+    before = attention.find(root, LOCK.vllm)
+    _evidence(root, "attention-a.json", wrong)
+    after = attention.find(root, LOCK.vllm)
+    assert before is not None
+    assert after is not None
+    gone = {row.trial for row in before.rows} - {row.trial for row in after.rows}
+    assert gone == {trial, "h512 8:1, decode 8 x 4096"}
+
+
+def test_without_evidence_the_chart_names_what_makes_it(root: Path, channel: Path) -> None:
+    _evidence(root, EVIDENCE.name, lambda made: made.update(vllm="0.34.0"))
+    bare = gather.gather(root, LOCK, channel)
+    (gap,) = bare.missing
+    assert gap.section == "attention"
+    words = text(parse(page.render(bare)))
+    assert f"docs/evidence has no run of vLLM {LOCK.vllm} that timed both" in words
+    assert gap.command in words
+
+
+def test_commands_name_the_channel_and_the_page_names_no_directory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Runner
+) -> None:
+    take_for_project(monkeypatch, root)
+    elf = elfkit.extension("spinloop", elfkit.with_device_code("sm75.fatbin"))
+    place = tmp_path / "my channel"
+    reportkit.whole(root, place, elf)
+    shutil.rmtree(root / ".sm75")
+    said = run("report", "--channel", place)
+    assert "DIR" not in said.out
+    assert f"verify --channel '{place}'" in said.out
+    found = run("report", "--channel", place, "--json").json["missing"]
+    assert len(found) == 3
+    for gap in found:
+        words = shlex.split(gap["command"])
+        assert words[words.index("--channel") + 1] == str(place)
+    data = (place / REPORT).read_bytes()
+    assert str(tmp_path).encode() not in data
+    words_of_page = text(parse(data))
+    assert "verify --channel DIR" in words_of_page
+    assert "DIR in a command is the directory of this channel" in words_of_page
+    ours = page.render(gather.gather(root, LOCK, root / "channel"))
+    assert "DIR" not in text(parse(ours))
+
+
+def test_a_file_of_the_channel_is_named_in_its_command() -> None:
+    gap = Missing(section="arches", what="x", why="", command=f"inspect {commands.PLACE}/a/b.conda")
+    assert commands.named(gap, Path("/x y")).command == "inspect '/x y/a/b.conda'"
+    assert commands.file("a/b.conda", ours=True) == "channel/a/b.conda"
 
 
 def test_records_of_another_package_or_other_patches_do_not_count(

@@ -518,7 +518,7 @@ def test_off_turing_it_is_never_imported(capability: tuple[str, str], loaded: bo
 def test_the_index_is_what_the_overlay_reads(world: Any) -> None:
     """Schema and names of the two sides, which share no code."""
     files: Mapping[str, Any] = vars(importlib.import_module("vllm.sm75.kernel_files"))
-    from sm75.aot import package
+    from sm75.aot import files as aot_files
 
     assert (files["SCHEMA"], files["INDEX"]) == (pack.SCHEMA, pack.INDEX)
-    assert files["PACKAGE"] == package.MODULE
+    assert files["PACKAGE"] == aot_files.MODULE
