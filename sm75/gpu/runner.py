@@ -83,16 +83,14 @@ def run_side(
 
     torch.backends.cuda.matmul.allow_tf32 = False
     bundle = bundles.load(home)
-    chosen = [
-        trial
-        for trial in trials.of_side(side)
-        if not only or any(part in trial.name for part in only)
-    ]
+    every = trials.of_side(side)
+    chosen = [one for one in every if not only or any(part in one.name for part in only)]
     kind = trials.SIDES[side]
     os.environ[ahead.SWITCH] = "ptx" if kind.ahead else "off"
     if kind.ahead:
         sys.path.insert(0, str(home / bundles.KERNELS))
-    modules = {name for trial in chosen for name in trials.modules_of(trial)}
+    # The kernels' package wants to see all that it was made of, whatever is chosen.
+    modules = {name for trial in every for name in trials.modules_of(trial)}
     standins.install(
         home / "trees" / kind.tree, [*modules, *OVERLAY], (7, 5),
         compiler=False, torch=torch,

@@ -137,6 +137,9 @@ IMAGES_DECODE = Batch(name="decode", queries=(1, 2, 1, 1), keys=(90, 700, 1029, 
 # Odd lengths up to 32k, a prompt's last step and decodes in one batch.
 LONG = Batch(name="to 32k", queries=(1, 3, 517, 1), keys=(32_749, 9_001, 16_385, 4_093))
 CHUNKS = Batch(name="chunks", queries=(16,) * 3 + (31, 257), keys=(16, 1_000, 515, 31, 700))
+# For tools that take a thousand times as long: prefill whose requests are short, and shorter.
+TINY = Batch(name="tiny", queries=(33, 17), keys=(49, 70))
+TINIEST = Batch(name="tiniest", queries=(9, 5), keys=(37, 65))
 LONG_DECODE = Batch(name="decode 8 x 4096", queries=(1,) * 8, keys=(4096,) * 8)
 ONE_DECODE = Batch(name="decode 1 x 4096", queries=(1,), keys=(4096,))
 PREFILL = Batch(name="prefill 4 x 512 of 2048", queries=(512,) * 4, keys=(2048,) * 4)
@@ -212,6 +215,8 @@ def _ahead_of(layer: Layer, block: int) -> Iterator[Trial]:
     for cache in ("auto", "int8"):
         for batch in (MIXED, DECODE, DRAFT, FULL, LONG, CHUNKS):
             yield dataclasses.replace(plain, cache=cache, batch=batch)
+    for batch in (TINY, TINIEST):
+        yield dataclasses.replace(plain, batch=batch)
     for batch in (MIXED, DECODE):
         yield dataclasses.replace(plain, batch=batch, large=40)
     if layer.mm_prefix:

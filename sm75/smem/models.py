@@ -15,8 +15,8 @@ from sm75.errors import UsageError
 
 # vllm/config/cache.py: tokens a block, the CUDA platform's default.
 BLOCK = 16
-# Images of a request, from one to so many, for which attention is compiled ahead of time. vLLM compiles
-# their number in (vllm/v1/attention/backends/utils.py, compute_mm_prefix_range_tensor).
+# Images of a request, from one to so many, for which attention is compiled ahead of time. vLLM
+# compiles their number in (vllm/v1/attention/backends/utils.py, compute_mm_prefix_range_tensor).
 IMAGES = 4
 
 

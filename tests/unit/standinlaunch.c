@@ -65,6 +65,18 @@ int cuModuleGetFunction(void **f, void *m, const char *name) {
     *f = m;
     return remember && strcmp(((struct module *)m)->entry, name) ? NOT_FOUND : 0;
 }
+int cuFuncGetParamInfo(void *f, size_t n, size_t *offset, size_t *size) {
+    struct module *from = f;
+    size_t at = 0;
+    if (!remember || n >= (size_t)from->count) return INVALID_VALUE;
+    for (size_t k = 0; k <= n; k++) {
+        size_t own = (size_t)from->sizes[k];
+        at = (at + own - 1) / own * own;
+        *offset = at, *size = own;
+        at += own;
+    }
+    return 0;
+}
 int cuFuncSetAttribute(void *f, int what, int value) {
     ((struct module *)f)->allowed = value;
     return what != 8 || value > 65536 ? INVALID_VALUE : 0;

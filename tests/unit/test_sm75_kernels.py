@@ -303,7 +303,7 @@ def test_switched_off(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM75_KERNELS", "off")
     jit = Jit("kernel_unified_attention")
     assert world.kernels.session()(jit) is jit
-    assert world.kernels.prepare(512, 8) == 0
+    assert world.kernels.prepare(512, 8, 8) == 0
     (line,) = world.lines
     assert line.endswith("SM75_KERNELS=off, Triton compiles the attention kernels.")
 
@@ -404,13 +404,104 @@ def test_a_lost_context_is_made_and_the_launch_repeated(world: Any) -> None:
     launch(world, Jit("kernel_unified_attention"))
     assert len(world.cuda.seen) == 2
     assert world.cuda.retained == asked + 1
-    world.cuda.fail(201, 2)
-    with pytest.raises(RuntimeError, match="launching attend: CUDA_ERROR_INVALID_CONTEXT"):
-        launch(world, Jit("kernel_unified_attention"))
-    world.cuda.fail(1, 1)
-    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
-        launch(world, Jit("kernel_unified_attention"))
+    # What the driver refuses for good has not run: the JIT does it, and all that follows.
+    for code, times in ((201, 2), (1, 1)):
+        world.kernels.launcher.cache_clear()
+        world.kernels._make.cache_clear()
+        world.lines.clear()
+        world.cuda.fail(code, times)
+        session, jit = world.kernels.session(), Jit("kernel_unified_attention")
+        launch(world, jit, session=session)
+        launch(world, jit, session=session)
+        launch(world, jit)
+        assert [(grid, named["TILE_SIZE"]) for grid, _, named in jit.calls] == [((5, 2), 16)] * 3
+        (line,) = [line for line in world.lines if line.startswith("WARNING")]
+        assert "attention without tensor cores, for launching attend: CUDA_ERROR_INVALID" in line
     assert len(world.cuda.seen) == 2
+
+
+DAMAGE: list[tuple[Any, ...]] = [
+    (),
+    *((name,) for name in ("schema", "sources", "files", "kernels", "variants")),
+    ("files", "cubin"), ("files", "cubin", "name"), ("files", "cubin", "sha256"),
+    ("kernels", "kernel_unified_attention"),
+    ("kernels", "kernel_unified_attention", "constants"), ("variants", 0),
+    *(("variants", 0, name) for name in (
+        "kernel", "key", "launch", "queries", "warps", "shared", "entry", "extra", "parameters",
+        "aligned", "cubin")),
+    ("variants", 0, "cubin", 0), ("variants", 0, "cubin", 1), ("variants", 0, "cubin", 2),
+    ("variants", 0, "parameters", 0), ("sources", SOURCE),
+]  # fmt: skip
+VALUES: list[Any] = [
+    None, [], {}, "", -1, 10**30, 1.5, "../x", "a\0b", [[1]], {"x": 1}, "..",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", DAMAGE, ids=str)
+def test_whatever_the_index_says_the_server_starts(world: Any, place: tuple[Any, ...]) -> None:
+    """Each value of another kind is used rightly, or the JIT does it and one line says so."""
+    import json
+
+    home = install(world, attention())
+    good = (home / "index.json").read_text()
+    for value in VALUES:
+        index = json.loads(good)
+        if place:
+            inner = index
+            for step in place[:-1]:
+                inner = inner[step]
+            inner[place[-1]] = value
+        else:
+            index = value
+        (home / "index.json").write_text(json.dumps(index))
+        world.kernels.launcher.cache_clear()
+        world.kernels._make.cache_clear()
+        world.lines.clear()
+        jit = Jit("kernel_unified_attention")
+        world.kernels.prepare(512, 8, 8)
+        launch(world, jit)
+        # To the driver, with what it takes; or to the JIT.
+        assert len(jit.calls) + len(world.cuda.seen) == 1, value
+        warned = [line for line in world.lines if line.startswith("WARNING")]
+        assert len(world.lines) <= 2, value
+        assert len(warned) <= 1, value
+        world.cuda.forget()
+
+
+@pytest.mark.parametrize("source", ["no.such.module", "sys", "..", "os.path", "vllm", ""])
+def test_sources_that_are_nowhere(world: Any, source: str) -> None:
+    import json
+
+    home = install(world, attention())
+    index = json.loads((home / "index.json").read_text())
+    index["sources"][source] = "0" * 64
+    (home / "index.json").write_text(json.dumps(index))
+    jit = Jit("kernel_unified_attention")
+    assert world.kernels.session()(jit) is jit
+    (line,) = world.lines
+    assert line.startswith("WARNING: Compute capability 7.5: attention without tensor cores")
+
+
+def test_an_index_of_brackets(world: Any) -> None:
+    home = install(world, attention())
+    (home / "index.json").write_text("[" * 200_000)
+    jit = Jit("kernel_unified_attention")
+    assert world.kernels.session()(jit) is jit
+    assert "RecursionError" in world.lines[0]
+
+
+def test_code_that_the_driver_refuses_is_left_to_the_jit_as_the_model_is_built(world: Any) -> None:
+    one = attention(entry="another")  # the code has the entry "attend"
+    image = attention().cubin
+    made = pack.Compiled(**{**one.__dict__, "cubin": image})
+    object.__setattr__(made.wanted, "names", ("HEAD_SIZE", "num_query_heads"))
+    object.__setattr__(made.wanted, "constants", {**made.wanted.constants, "num_query_heads": 8})
+    install(world, made)
+    assert world.kernels.prepare(512, 8, 8) == 0
+    assert world.kernels.prepare(512, 8, 8) == 0
+    jit = Jit("kernel_unified_attention")
+    assert world.kernels.session()(jit) is jit
+    assert [line for line in world.lines if "looking for another" in line] == world.lines[1:]
 
 
 def test_more_than_48_kib_is_asked_for(world: Any) -> None:
@@ -423,14 +514,17 @@ def test_more_than_48_kib_is_asked_for(world: Any) -> None:
 def test_prepare_loads_what_a_layer_can_launch(world: Any) -> None:
     variants = [attention(), attention(queries=16, entry="many")]
     for one in variants:
-        object.__setattr__(one.wanted, "names", ("HEAD_SIZE", "num_query_heads"))
-        object.__setattr__(one.wanted, "constants", {**one.wanted.constants, "num_query_heads": 8})
+        names = ("HEAD_SIZE", "num_query_heads", "num_queries_per_kv")
+        object.__setattr__(one.wanted, "names", names)
+        heads = {"num_query_heads": 8, "num_queries_per_kv": 8}
+        object.__setattr__(one.wanted, "constants", {**one.wanted.constants, **heads})
     install(world, *variants)
-    assert world.kernels.prepare(512, 16) == 0
+    assert world.kernels.prepare(512, 16, 8) == 0
+    assert world.kernels.prepare(512, 8, 2) == 0
     assert world.cuda.loads == 0
-    assert world.kernels.prepare(512, 8) == 2
+    assert world.kernels.prepare(512, 8, 8) == 2
     assert world.cuda.loads == 2
-    launch(world, Jit("kernel_unified_attention"), num_query_heads=8)
+    launch(world, Jit("kernel_unified_attention"), num_query_heads=8, num_queries_per_kv=8)
     assert world.cuda.loads == 2
 
 

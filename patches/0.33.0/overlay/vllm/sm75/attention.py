@@ -296,7 +296,7 @@ def check_layer(
     )
     from vllm.sm75 import kernels as ahead_of_time
 
-    ahead_of_time.prepare(head_size, num_heads)
+    ahead_of_time.prepare(head_size, num_heads, group)
 
 
 def _upstream_tiles(head_size: int, window: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ An index says for each variant what it was compiled for, and where its machine c
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import operator
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 PACKAGE = "vllm_sm75_kernels"
 INDEX = "index.json"
 SCHEMA = 1
+FILES = {"cubin": "cubins.bin", "ptx": "ptx.bin"}
 
 # struct's letters for Triton's types of parameters.
 _LETTERS = {"i1": "b", "i8": "b", "i32": "i", "i64": "q", "fp32": "f"}
@@ -48,6 +50,24 @@ def picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...
     return operator.itemgetter(*names) if names else lambda _: ()
 
 
+def _checked(fact: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entry, if a launch can be made of it.
+
+    Raises:
+        ValueError: It has a figure that no launch can have.
+    """
+    for name, most in (("warps", 32), ("shared", 65_536), ("extra", 8)):
+        if type(fact[name]) is not int or not (name == "warps") <= fact[name] <= most:
+            raise ValueError(f"a variant with {name} {fact[name]!r}")
+    numbers = [*fact["launch"].values(), *fact["cubin"][:2], *fact["ptx"][:2]]
+    if any(type(one) is not int or not 0 <= one < 2**31 for one in numbers):
+        raise ValueError("a variant with numbers that are none")
+    names = [fact["entry"], fact["cubin"][2], fact["ptx"][2], *itertools.chain(*fact["parameters"])]
+    if not all(type(one) is str and one.isascii() for one in names):
+        raise ValueError("a variant with names that are none")
+    return fact
+
+
 class Unusable(Exception):
     """The package cannot serve here; its text says why."""
 
@@ -77,9 +97,10 @@ class Variant:
         self.aligned = [place for place, name in enumerate(self.names) if name in fact["aligned"]]
         self.pick = picker(self.names)
         self.offsets = []
+        self.sizes = []
         for end in range(1, len(self.format) + 1):
-            size = struct.calcsize(self.format[end - 1])
-            self.offsets.append(struct.calcsize(self.format[:end]) - size)
+            self.sizes.append(struct.calcsize(self.format[end - 1]))
+            self.offsets.append(struct.calcsize(self.format[:end]) - self.sizes[-1])
         self.pack = struct.Struct(self.format)
 
 
@@ -107,31 +128,46 @@ class Package:
             }
             for fact in index["variants"]:
                 key = tuple(fact["key"])
-                self.variants[fact["kernel"]].setdefault(key, []).append(Variant(fact))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Unusable(f"{home}: {type(error).__name__}: {error}") from None
-        self.pickers = {
-            name: (picker(about["constants"]), picker(about["tensors"]))
-            for name, about in self.kernels.items()
-        }
+                self.variants[fact["kernel"]].setdefault(key, []).append(Variant(_checked(fact)))
+            self.pickers = {
+                name: (picker(about["constants"]), picker(about["tensors"]))
+                for name, about in self.kernels.items()
+            }
+            for found in self.variants.values():
+                for variants in found.values():
+                    variants.sort(key=lambda one: -one.queries)
+            names = [one for pair in self.sources.items() for one in pair]
+            for about in self.kernels.values():
+                names += [*about["constants"], *about["tensors"]]
+            if any(type(one) is not str for one in names):
+                raise ValueError("names that are none")
+            if {kind: one["name"] for kind, one in self.files.items()} != FILES:
+                raise ValueError("it names other files")
+        except Unusable:
+            raise
+        except Exception as error:  # a damaged index can do anything; the JIT serves
+            raise Unusable(f"{home}: {type(error).__name__}: {str(error)[:200]}") from None
         self.known: dict[tuple[Any, ...], list[Variant]] = {}
-        for found in self.variants.values():
-            for variants in found.values():
-                variants.sort(key=lambda one: -one.queries)
 
     def check(self, kind: str) -> None:
         """See that the file of all "cubin"s or of all "ptx"s is what the index was made with.
+
+        And that every variant's piece of it can be unpacked, so that no later launch finds out.
 
         Raises:
             Unusable: It is not.
         """
         path = self.home / self.files[kind]["name"]
         try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            data = path.read_bytes()
         except OSError as error:
             raise Unusable(f"{path}: {error.strerror}") from None
-        if found != self.files[kind]["sha256"]:
+        if hashlib.sha256(data).hexdigest() != self.files[kind].get("sha256"):
             raise Unusable(f"{path} is damaged")
+        every = itertools.chain(*(found.values() for found in self.variants.values()))
+        for variant in itertools.chain(*every):
+            offset, size, digest = variant.fact[kind]
+            self._unpacked(data[offset : offset + size], digest, kind)
 
     def code(self, fact: Mapping[str, Any], kind: str) -> bytes:
         """A variant's "cubin" or "ptx".
@@ -143,9 +179,15 @@ class Package:
         with open(self.home / self.files[kind]["name"], "rb") as file:
             file.seek(offset)
             data = file.read(size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise Unusable(f"{self.home / self.files[kind]['name']} is damaged")
-        return zlib.decompress(data)
+        return self._unpacked(data, digest, kind)
+
+    def _unpacked(self, data: bytes, digest: str, kind: str) -> bytes:
+        try:
+            if hashlib.sha256(data).hexdigest() == digest:
+                return zlib.decompress(data)
+        except zlib.error:
+            pass
+        raise Unusable(f"{self.home / self.files[kind]['name']} is damaged")
 
     def key(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         """What decides which variant a launch needs: constants, then types of tensors."""
@@ -184,14 +226,22 @@ def installed() -> Package:
     Raises:
         Unusable: There is none, or it is of other sources.
     """
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = _spec(PACKAGE)
     if spec is None or not spec.origin:
         raise Unusable("the package vllm-sm75-kernels is not installed")
     package = Package(Path(spec.origin).parent)
     for module, digest in package.sources.items():
-        found = importlib.util.find_spec(module)
-        if found is None or not found.origin:
+        found = _spec(module)
+        if found is None or not found.origin or not Path(found.origin).is_file():
             raise Unusable(f"there is no {module}, which its kernels were made of")
         if hashlib.sha256(Path(found.origin).read_bytes()).hexdigest() != digest:
             raise Unusable(f"its kernels were made of another {module}")
     return package
+
+
+def _spec(module: str) -> Any:
+    """Where a module is; None where there is none, its parents not either."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None

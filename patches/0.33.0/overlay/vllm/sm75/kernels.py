@@ -81,6 +81,24 @@ class Driver:
         assert function.value is not None
         return function.value
 
+    def parameters(self, function: int, most: int) -> list[tuple[int, int]] | None:
+        """Offset and size of each of the code's parameters; None where the driver cannot say.
+
+        The driver reads as many addresses as the code has parameters: with fewer, it reads what is
+        none. cuFuncGetParamInfo is of CUDA 12.4.
+        """
+        ask = getattr(self.cuda, "cuFuncGetParamInfo", None)
+        if ask is None:
+            return None
+        found: list[tuple[int, int]] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while len(found) <= most and not ask(
+            ctypes.c_void_p(function), ctypes.c_size_t(len(found)),
+            ctypes.byref(offset), ctypes.byref(size),
+        ):  # fmt: skip
+            found.append((offset.value, size.value))
+        return found
+
 
 class _Slot(threading.local):
     """A thread's own memory for the parameters of one variant's launches."""
@@ -111,6 +129,7 @@ class Launcher:
         self.launch_kernel = self.driver.cuda.cuLaunchKernel
         self.device: Callable[[], int] = torch.cuda.current_device
         self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.given_up = False
         self.functions: dict[tuple[int, int], tuple[int, _Slot]] = {}
         self.lock = threading.Lock()
 
@@ -123,8 +142,25 @@ class Launcher:
                 self.driver.attach(device)
                 image = self.package.code(fact, self.kind)
                 handle = self.driver.load(image, fact["entry"], variant.shared)
+                own = list(zip(variant.offsets, variant.sizes, strict=True))
+                if self.driver.parameters(handle, len(own)) not in (None, own):
+                    raise RuntimeError(
+                        f"{fact['entry']} takes other parameters than the index says"
+                    )
                 self.functions[key] = (handle, _Slot(variant))
             return self.functions[key]
+
+    def give_up(self, error: Exception) -> None:
+        """Leave everything to the JIT from now on, and say why, once."""
+        with self.lock:
+            first, self.given_up = not self.given_up, True
+        if first:
+            from vllm.logger import init_logger
+
+            init_logger(__name__).warning(
+                "Compute capability 7.5: attention without tensor cores, for %s. Triton compiles "
+                "it.", error,
+            )  # fmt: skip
 
     def prepare(self, chosen: Callable[[Mapping[str, Any]], bool]) -> int:
         """Load the variants whose constants are the chosen; returns how many.
@@ -207,15 +243,24 @@ class Site:
         if given:
             named = dict(zip(kernel.arg_names, given, strict=False)) | arguments
         name = kernel.__name__
-        variant = launcher.package.find(name, named)
+        variant = None if launcher.given_up else launcher.package.find(name, named)
         values = None if variant is None else launcher.values(variant, named)
+        if launcher.given_up:
+            return kernel[grid](*given, **arguments)
         if variant is None or values is None:
             _say_once(name, launcher.package, named, aligned=variant is None)
             return kernel[grid](*given, **arguments)
+        own = grid
         if variant.block_q:
-            grid = (named["query_ptr"].shape[0] // variant.block_q + named["num_seqs"], *grid[1:])
+            own = (named["query_ptr"].shape[0] // variant.block_q + named["num_seqs"], *grid[1:])
+        try:
+            launcher.run(variant, own, values)
+        except (RuntimeError, Unusable) as error:
+            # What the driver refuses to launch has not run: the JIT can.
+            launcher.give_up(error)
+            return kernel[grid](*given, **arguments)
+        if variant.block_q:
             session.tile = variant.tile
-        launcher.run(variant, grid, values)
         return None
 
 
@@ -271,13 +316,13 @@ def _make() -> Launcher | None:
     try:
         package = installed()
         package.check(kind)
-    except Unusable as error:
+        made = Launcher(package, kind)
+    except (Unusable, OSError, AttributeError) as error:  # the latter two: no libcuda that serves
         log.warning(
             "Compute capability 7.5: attention without tensor cores, for %s. Triton compiles it.",
             error,
         )
         return None
-    made = Launcher(package, kind)
     log.info(
         "Compute capability 7.5: %d attention kernels from %s%s.",
         sum(len(one) for found in package.variants.values() for one in found.values()),
@@ -290,26 +335,35 @@ def _make() -> Launcher | None:
 def session() -> Callable[[Any], Any]:
     """What kernels go through in one call of attention."""
     found = launcher()
-    return _itself if found is None else Session(found)
+    return _itself if found is None or found.given_up else Session(found)
 
 
 def _itself(kernel: Any) -> Any:
     return kernel
 
 
-def prepare(head_size: int, query_heads: int) -> int:
+def prepare(head_size: int, query_heads: int, group: int) -> int:
     """Load what layers of this shape can launch; returns how many variants.
 
-    Raises:
-        RuntimeError: The driver refuses one.
+    ``group``: query heads on a KV head.
+
+    Where the driver refuses one, the JIT does it all from then on.
     """
     found = launcher()
-    if found is None:
+    if found is None or found.given_up:
         return 0
-    return found.prepare(
-        lambda constants: constants.get("HEAD_SIZE") == head_size
-        and constants.get("num_query_heads") == query_heads
-    )
+    try:
+        return found.prepare(
+            lambda constants: (
+                constants.get("HEAD_SIZE") == head_size
+                and constants.get("num_query_heads") == query_heads
+                # The reduction does not hang on it.
+                and constants.get("num_queries_per_kv", group) == group
+            )
+        )
+    except (RuntimeError, OSError, Unusable) as error:
+        found.give_up(error)
+        return 0
 
 
 if sys.byteorder != "little":
