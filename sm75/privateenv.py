@@ -34,10 +34,8 @@ def ensure(root: Path, listed: Path, home: Path, *, purpose: str, fix: str) -> P
         ToolchainError: It cannot be made.
         DiskError: There is no room for it.
     """
-    text = (root / listed).read_bytes()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}\n".encode()
     place = root / home
-    marker = place / f"{hashlib.sha256(version + text).hexdigest()[:12]}.done"
+    marker = _marker(root, listed, home)
     python = place / "bin" / "python"
     with disk_errors(place):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +54,17 @@ def ensure(root: Path, listed: Path, home: Path, *, purpose: str, fix: str) -> P
                     _run(command, f"cannot {what} for {purpose}", fix)
                 marker.touch()
     return python
+
+
+def present(root: Path, listed: Path, home: Path) -> bool:
+    """Whether the environment of this list is there."""
+    return _marker(root, listed, home).exists()
+
+
+def _marker(root: Path, listed: Path, home: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}\n".encode()
+    digest = hashlib.sha256(version + (root / listed).read_bytes()).hexdigest()
+    return root / home / f"{digest[:12]}.done"
 
 
 def _run(command: list[str], wrong: str, fix: str) -> None:

@@ -19,6 +19,10 @@ VENV = Path(".sm75") / "kernel-venv"
 _PTXAS = "nvidia/cu13/bin/ptxas"
 _DISASSEMBLER = Path("triton") / "backends" / "nvidia" / "bin" / "nvdisasm"
 _PLATFORM = "linux-64"
+HOME = Path(".sm75") / "kernel-venv"
+DOWNLOAD = "253 MB"
+"""The wheels of ``LIST``, by their sizes on the package index."""
+_LESS = "or build without them: python3 orchestrator.py build --no-kernels"
 
 
 def pinned_triton(root: Path) -> str:
@@ -43,6 +47,19 @@ def check_machine() -> None:
             fix="build the package on any x86-64 machine (python3 orchestrator.py kernels build), "
             "and take it from there: python3 orchestrator.py kernels add FILE --sha256 HASH",
         )
+
+
+def installed(root: Path) -> bool:
+    """Whether Triton 3.2's environment is there, so that nothing is downloaded."""
+    return privateenv.present(root, LIST, HOME)
+
+
+def missing() -> ToolchainError:
+    """The error that the environment is not there and may not be made."""
+    return ToolchainError(
+        "the compiler of the attention kernels is not here", why="--offline fetches nothing",
+        fix=f"python3 orchestrator.py kernels build ({DOWNLOAD}), once with a network; {_LESS}",
+    )  # fmt: skip
 
 
 def ensure(root: Path, lock: ReleaseLock, store: Store) -> Tools:

@@ -129,6 +129,11 @@ def _fetch_crates(lock: ReleaseLock, store: Store, *, dry_run: bool, aside: bool
     "--verify/--no-verify", "check", default=True, help="Check the package that was built."
 )
 @click.option(
+    "--kernels/--no-kernels", default=None,
+    help="Also compile attention with tensor cores, as `kernels build` does. Default: for the g5g, "
+    "on x86-64, where its compiler is there or may be fetched (253 MB).",
+)  # fmt: skip
+@click.option(
     "--check",
     "twice",
     is_flag=True,
@@ -138,14 +143,21 @@ def _fetch_crates(lock: ReleaseLock, store: Store, *, dry_run: bool, aside: bool
 def build(
     release: str | None, store: Path | None, rust: str | None, platform: str, toolchain: str,
     dry_run: bool, as_json: bool, channel: Path | None, ptx: bool, jobs: int, offline: bool,
-    recompile: bool, remote_cache: str, no_wait: bool, check: bool, twice: bool,
+    recompile: bool, remote_cache: str, no_wait: bool, check: bool, kernels: bool | None,
+    twice: bool,
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
+    from sm75.cli import kernels as ahead
     from sm75.lockfile import G5G
     from sm75.progress import make_reporter, span
     from sm75.toolchain.choice import choose
 
+    if kernels and platform != G5G:
+        raise UsageError(
+            f"there are no kernels for {platform}", why="they are sm_75 machine code for the g5g",
+            fix=f"build without --kernels, or for {G5G}",
+        )  # fmt: skip
     lock = load_lock(release)
     place = open_store(store)
     mode = rust or _rust_default(lock, platform)
@@ -167,6 +179,8 @@ def build(
                        + ("would be built" if planned.needed else "is in the channel"))  # fmt: skip
         if planned.needed and not as_json:
             _fetch(lock, place, mode, platform, dry_run=True)
+        if not as_json and platform == G5G and kernels is not False:
+            click.echo(ahead.outlook(offline=offline))
         return
     if planned.needed and not offline:
         _fetch(lock, place, mode, platform, quiet=as_json)
@@ -194,11 +208,17 @@ def build(
                 lock.vllm,
                 reporter,
             )
+    attention = None
+    if platform == G5G and kernels is not False:
+        attention = ahead.after_build(
+            lock, place, channel.absolute(), required=bool(kernels), offline=offline, quiet=as_json
+        )
     if as_json:
         print_json(
             {
                 **({"check": rebuild.to_json(again)} if again else {}),
                 "package": str(outcome.package),
+                "kernels": str(attention) if attention else None,
                 "built": outcome.built,
                 "input_hash": outcome.inputs.input_hash,
                 "native_hash": outcome.inputs.native_hash,
@@ -218,6 +238,8 @@ def build(
         )
     else:
         click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
+    if attention:
+        click.echo(f"build: {attention}")
     if again:
         rebuild.require(again)
         click.echo(rebuild.describe(again))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
+
+if TYPE_CHECKING:
+    from sm75.lockfile import ReleaseLock
+    from sm75.store import Store
 
 
 @click.group("kernels")
@@ -120,6 +125,58 @@ def kernels_show(as_json: bool, home: Path) -> None:
     else:
         # Wide enough for the numbers, also through a pipe.
         Console(width=max(Console().width, 130)).print(table.variants(index))
+
+
+def outlook(*, offline: bool) -> str:
+    """What ``build`` would do about the kernels, as a line for ``--dry-run``."""
+    from sm75.aot import tools
+    from sm75.errors import ToolchainError
+
+    try:
+        tools.check_machine()
+    except ToolchainError as error:
+        return f"build: {error.what}; attention would do without tensor cores"
+    if tools.installed(ROOT):
+        return "build: attention with tensor cores would be compiled as well (kernels build)"
+    if offline:
+        return "build: no attention with tensor cores, whose compiler is not here (kernels build)"
+    return f"build: so would attention with tensor cores, after {tools.DOWNLOAD} for its compiler"
+
+
+def after_build(
+    lock: ReleaseLock, store: Store, channel: Path, *, required: bool, offline: bool, quiet: bool
+) -> Path | None:
+    """Build the package of kernels as the end of ``build``.
+
+    Args:
+        lock: The release lock.
+        store: Where sdist and toolkit are.
+        channel: The channel.
+        required: The user asked for it: what hinders it is an error.
+        offline: Nothing may be fetched, so the compiler must be here.
+        quiet: Standard output is JSON.
+
+    Returns:
+        The package; None where it cannot be built. Then vLLM works, and its attention goes without
+        tensor cores, which is said.
+    """
+    from sm75.aot import package as step
+    from sm75.aot import tools
+    from sm75.errors import Sm75Error
+    from sm75.progress import make_reporter
+
+    try:
+        tools.check_machine()
+        if offline and not tools.installed(ROOT):
+            raise tools.missing()
+        with make_reporter(sys.stderr if quiet else None) as reporter:
+            made = step.build(ROOT, lock, store, channel, reporter, warn)
+    except Sm75Error as error:
+        if required:
+            raise
+        warn(f"attention goes without tensor cores: {error}")
+        return None
+    return made.package
 
 
 COMMANDS = (kernels_group,)

@@ -146,7 +146,7 @@ PREFILL = Batch(name="prefill 4 x 512 of 2048", queries=(512,) * 4, keys=(2048,)
 TEXTS = Batch(name="odd lengths", queries=(1, 63, 257, 130), keys=(1, 63, 257, 130))
 
 _FULL = Layer(head=512, q_heads=8, kv_heads=1)
-_SLIDING = Layer(head=256, q_heads=8, kv_heads=1, window=512)
+_SLIDING = Layer(head=256, q_heads=8, kv_heads=1, window=512, clamp=True)
 _GEMMA3 = Layer(head=256, q_heads=8, kv_heads=4)
 _LLAMA8B = Layer(head=128, q_heads=32, kv_heads=8)
 _LLAMA1B = Layer(head=64, q_heads=32, kv_heads=8)

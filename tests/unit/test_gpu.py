@@ -229,7 +229,7 @@ def test_tables_show_both_sides_and_times(capsys: pytest.CaptureFixture[str]) ->
         "65536",
         "patched",
         "ms as T4G",
-        "553 trials",
+        "935 trials",
         "all right",
     ):
         assert text in shown
