@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm75 import channel, condapkg
+from sm75 import atomic, channel, condapkg
 from sm75.aot import check, lower, manifest, pack, proofs, tools
 from sm75.aot.files import MODULE
 from sm75.aot.pack import Compiled
@@ -134,6 +135,45 @@ def build(
         )  # fmt: skip
         (published,) = channel.publish([package], place, say=say, remove=_others(place, package))
     return Made(package=published, packed=made.packed, unknown=made.unknown, wrong=made.wrong)
+
+
+RECORD = Path(".sm75") / "records" / "kernels.json"
+# What the package hangs on beside the lock's files: series.toml pins every patch and overlay.
+_READ = (
+    "recipes/vllm-sm75-kernels/*", "lock/kernel-tools.txt", "LICENSE", "sm75/condapkg.py",
+    "sm75/aot/*.py", "sm75/smem/*.py", "sm75/smem/*.toml",
+)  # fmt: skip
+
+
+def _digest(root: Path, lock: ReleaseLock) -> str:
+    made = hashlib.sha256()
+    for name in ("vllm-sdist", f"cuda-nvcc-{tools.PLATFORM}"):
+        made.update(f"{name} {lock.artifact(name).stored_sha256}\n".encode())
+    for pattern in (f"patches/{lock.vllm}/series.toml", *_READ):
+        for path in sorted(root.glob(pattern)):
+            if path.is_file():
+                made.update(f"{path.relative_to(root)} {hash_file(path)}\n".encode())
+    return made.hexdigest()
+
+
+def current(root: Path, lock: ReleaseLock, place: Path) -> Path | None:
+    """The channel's package, if the same inputs made it and it is as it was made; else None."""
+    try:
+        known = json.loads((root / RECORD).read_text(encoding="utf-8"))
+        package = place / "noarch" / Path(known["package"]).name
+        same = known["inputs"] == _digest(root, lock) and known["sha256"] == hash_file(package)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return package if same else None
+
+
+def remember(root: Path, lock: ReleaseLock, package: Path) -> None:
+    """Record what made a package, for ``current``."""
+    made = {
+        "package": package.name, "sha256": hash_file(package), "inputs": _digest(root, lock),
+    }  # fmt: skip
+    (root / RECORD).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(root / RECORD, json.dumps(made, indent=1).encode() + b"\n")
 
 
 def _others(place: Path, package: Path) -> list[str]:

@@ -18,7 +18,7 @@ VENV = Path(".sm75") / "kernel-venv"
 # Where the members are in NVIDIA's wheel and in Triton's.
 _PTXAS = "nvidia/cu13/bin/ptxas"
 _DISASSEMBLER = Path("triton") / "backends" / "nvidia" / "bin" / "nvdisasm"
-_PLATFORM = "linux-64"
+PLATFORM = "linux-64"
 HOME = Path(".sm75") / "kernel-venv"
 DOWNLOAD = "253 MB"
 """The wheels of ``LIST``, by their sizes on the package index."""
@@ -39,9 +39,9 @@ def check_machine() -> None:
     Raises:
         ToolchainError: It is no x86-64.
     """
-    if build_platform() != _PLATFORM:
+    if build_platform() != PLATFORM:
         raise ToolchainError(
-            f"the attention kernels are compiled on {_PLATFORM}, this is {build_platform()}",
+            f"the attention kernels are compiled on {PLATFORM}, this is {build_platform()}",
             why="Triton 3.2, the last that uses Turing's tensor cores, has wheels for x86-64 only; "
             "without the package vllm works, and attention does without tensor cores",
             fix="build the package on any x86-64 machine (python3 orchestrator.py kernels build), "
@@ -80,7 +80,7 @@ def ensure(root: Path, lock: ReleaseLock, store: Store) -> Tools:
         purpose="compiling attention kernels (253 MB are downloaded)",
         fix="or build without them: python3 orchestrator.py build --no-kernels",
     )  # fmt: skip
-    artifact = lock.artifact(f"cuda-nvcc-{_PLATFORM}")
+    artifact = lock.artifact(f"cuda-nvcc-{PLATFORM}")
     ptxas = root / ".sm75" / "tools" / f"ptxas-{artifact.stored_sha256[:16]}"
     with zipfile.ZipFile(store.get(artifact)) as wheel:
         content = wheel.read(_PTXAS)

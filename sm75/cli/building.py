@@ -320,6 +320,10 @@ def verify(
     if bundle is not None or result is not None:
         raise UsageError("--bundle and --result belong to --gpu", fix="give --gpu as well")
     if smem:
+        refuse(
+            ("kernels",), "--smem audits what Triton compiles on the machine",
+            "python3 orchestrator.py verify --kernels DIR, and --smem in a second run",
+        )  # fmt: skip
         from sm75.smem import report as audit
 
         code = audit.run_and_print(ROOT, lock, open_store(store), package, as_json=as_json)

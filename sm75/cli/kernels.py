@@ -169,8 +169,12 @@ def after_build(
         tools.check_machine()
         if offline and not tools.installed(ROOT):
             raise tools.missing()
+        if (known := step.current(ROOT, lock, channel)) is not None:
+            return known
         with make_reporter(sys.stderr if quiet else None) as reporter:
             made = step.build(ROOT, lock, store, channel, reporter, warn)
+        if made.package is not None:
+            step.remember(ROOT, lock, made.package)
     except Sm75Error as error:
         if required:
             raise

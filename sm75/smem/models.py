@@ -47,6 +47,8 @@ class Layer:
     def name(self) -> str:
         window = f" w{self.window}" if self.window else ""
         prefix = " mm" if self.mm_prefix else ""
+        # Gemma 3's images see beyond the window, Gemma 4's do not.
+        prefix += " unclamped" if self.mm_prefix and self.window and not self.clamp else ""
         cap = f" cap {self.softcap:g}" if self.softcap else ""
         return f"h{self.head} {self.q_heads}:{self.kv_heads}{window}{prefix}{cap}"
 

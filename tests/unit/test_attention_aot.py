@@ -26,15 +26,16 @@ def test_the_committed_evidence_holds_and_the_docs_say_the_same(evidence: str) -
     assert attention_aot.faults(found) == []
     assert {row.trial for row in found} >= set(attention_aot.MUST)
     # Attention that went to the JIT on both sides is no ratio.
-    assert not [row for row in found if "int4" in row.trial or "w1024" in row.trial]
+    assert not [row for row in found if "int4" in row.trial]
     text = (ROOT / "docs" / "turing-attention.md").read_text()
     assert attention_aot.table(found) in text
 
 
 def _slow(report: dict[str, Any], trial: str) -> None:
     for one in report["results"]:
-        if one["trial"] == trial and one["side"] == "ahead of time":
-            one["ms"] = 0.1337  # 6.01 times 4 warps, 2.498 times the best
+        # The best of FMA, not what the field ran, comes too close.
+        if one["trial"] == trial and one["side"] in ("patched", "8 warps", "largest tiles"):
+            one["ms"] = 0.15
 
 
 def _gone(report: dict[str, Any], trial: str) -> None:

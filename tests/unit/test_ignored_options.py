@@ -24,7 +24,7 @@ REFUSED = [
     ("verify --gpu --result r.json --release 0.33.0", "--release"),
     ("verify --gpu --result r.json some.conda", "PACKAGE"),
     ("verify --bundle b.pyz", "--bundle"),
-    ("verify --kernels k", "--kernels"),
+    ("verify --smem --kernels k", "--kernels"),
     ("verify --result r.json", "--result"),
     ("inspect - --release 0.33.0", "--release"),
     ("inspect - --store s", "--store"),
@@ -88,7 +88,7 @@ REFUSED = [
 ALWAYS = {
     "fetch": "release store rust platform dry_run as_json",
     "build": "release store rust platform toolchain dry_run as_json channel ptx jobs offline "
-    "recompile remote_cache no_wait check twice",
+    "recompile remote_cache no_wait check kernels twice",
     "toolchain": "release store toolchain",
     "verify": "gpu",
     "inspect": "as_json source",

@@ -16,6 +16,7 @@ import pytest
 
 import orchestrator
 from sm75 import build, condapkg, errors, fetch, inputs, lockfile
+from sm75.aot.package import Made
 from sm75.channel import publish
 from sm75.cli.options import open_store
 from sm75.condapkg import FileSource
@@ -223,6 +224,16 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_tools: None) -> li
     monkeypatch.setattr(build, "build", done)
     monkeypatch.setattr(fetch, "fetch", lambda *_: called.append("fetch"))
     monkeypatch.setattr("sm75.cli.building._verify", lambda *_, **__: called.append("verify"))
+    monkeypatch.setattr("sm75.aot.tools.build_platform", lambda: "linux-64")
+    monkeypatch.setattr("sm75.aot.tools.installed", lambda _: True)
+
+    def kernels(*_: Any) -> Made:
+        called.append("kernels")
+        return Made(package=tmp_path / "kernels.conda", packed=[], unknown=[], wrong=[])
+
+    monkeypatch.setattr("sm75.aot.package.build", kernels)
+    monkeypatch.setattr("sm75.aot.package.current", lambda *_: None)
+    monkeypatch.setattr("sm75.aot.package.remember", lambda *_: None)
     return called
 
 
@@ -230,11 +241,45 @@ def test_build_fetches_builds_and_checks(run: Runner, built: list[str], tmp_path
     place = ("--channel", tmp_path / "channel", "--store", tmp_path / "store")
     ended = run("build", *place)
     assert ended.code == 0
-    assert built == ["fetch", "build", "verify"]
+    assert built == ["fetch", "build", "verify", "kernels"]
     assert "Rust frontend: prebuilt" in ended.out
+    assert str(tmp_path / "kernels.conda") in ended.out
     built.clear()
-    assert run("build", "--offline", "--no-verify", *place).code == 0
+    assert run("build", "--offline", "--no-verify", "--no-kernels", *place).code == 0
     assert built == ["build"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "present", "given", "said"),
+    [
+        ("linux-aarch64", True, (), "kernels are compiled on linux-64, this is linux-aarch64"),
+        ("linux-64", False, ("--offline",), "the compiler of the attention kernels is not here"),
+    ],
+)
+def test_a_build_without_kernels_is_a_build(
+    run: Runner, built: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    platform: str, present: bool, given: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    """It says that attention goes without tensor cores; only --kernels makes that an error."""
+    monkeypatch.setattr("sm75.aot.tools.build_platform", lambda: platform)
+    monkeypatch.setattr("sm75.aot.tools.installed", lambda _: present)
+    place = ("--channel", str(tmp_path / "channel"), "--store", str(tmp_path / "store"), *given)
+    ended = run("build", *place)
+    assert ended.code == 0
+    assert "kernels" not in built
+    assert "warning: attention goes without tensor cores" in ended.err
+    assert said in ended.err
+    asked = run("build", "--kernels", *place)
+    assert asked.code != 0
+    assert said in asked.err
+    assert asked.err.count("next:") == 1
+
+
+def test_there_are_no_kernels_for_another_target(run: Runner, built: list[str]) -> None:
+    ended = run("build", "--target", "linux-64", "--ptx", "--kernels")
+    assert ended.code == 2
+    assert built == []
+    assert "there are no kernels for linux-64" in ended.err
 
 
 def test_json_of_a_build_is_all_that_is_printed(
@@ -243,9 +288,10 @@ def test_json_of_a_build_is_all_that_is_printed(
     """It fetches as the other does; only what it prints differs."""
     ended = run("build", "--json", "--channel", tmp_path / "c", "--store", tmp_path / "store")
     assert ended.code == 0
-    assert built == ["fetch", "build", "verify"]
+    assert built == ["fetch", "build", "verify", "kernels"]
     assert ended.json == {
         "package": str(tmp_path / "vllm-sm75.conda"),
+        "kernels": str(tmp_path / "kernels.conda"),
         "built": True,
         "input_hash": "1" * 64,
         "native_hash": "2" * 64,

@@ -237,7 +237,7 @@ def test_choice_is_logged(overlay: Any, vllm: Any) -> None:
     assert "32 queries a KV head in 2 parts" in wide
     assert "tile 16 (prefill) and 16 (decode)" in gemma3
     # What was compiled ahead of time is loaded before the first request.
-    assert vllm.prepared == [(512, 8), (512, 32), (256, 16)]
+    assert vllm.prepared == [(512, 8, 8), (512, 32, 32), (256, 16, 2)]
 
 
 def test_kernels_ahead_of_time_are_for_turing_alone(
