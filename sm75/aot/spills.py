@@ -28,12 +28,27 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(
         kernel="kernel_unified_attention",
         parameters={"HEAD_SIZE_PADDED": 128, "KV_QUANT_MODE": 2, "BLOCK_M": 16},
-        most=48, why="INT8, head 128: half the time of what spills nothing",
+        most=56, why="INT8, head 128: half the time of what spills nothing",
     ),
     Explained(
         kernel="kernel_unified_attention",
         parameters={"HEAD_SIZE_PADDED": 128, "KV_QUANT_MODE": 0, "BLOCK_M": 128},
         most=60, why="head 128, prefill: the same blocks with 4 queries a KV head spill nothing",
+    ),
+    # Those with images have the blocks that were found without: MAX_MM_RANGES is their number.
+    *(
+        Explained(
+            kernel="kernel_unified_attention",
+            parameters={"HEAD_SIZE_PADDED": head, "BLOCK_M": rows, "MAX_MM_RANGES": images},
+            most=most, why="image ranges, prefill: the blocks of text, not tuned",
+        )
+        for head, rows, most in ((256, 32, 84), (128, 128, 200))
+        for images in range(1, 5)
+    ),
+    Explained(
+        kernel="kernel_unified_attention",
+        parameters={"HEAD_SIZE_PADDED": 64, "num_queries_per_kv": 7, "IS_3D": True}, most=4,
+        why="head 64, 7 queries a KV head, decode: one register",
     ),
     Explained(
         kernel="_fwd_kernel", parameters={"Lk": 72}, most=436,
