@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sm75.doctor.rules import T4G_MIB
-from sm75.doctor.rules import weights as weights_rule
 from sm75.errors import CheckFailed
 from sm75.serve import flags
+from sm75.serve import host as hosts
 from sm75.serve import shape as shapes
 from sm75.serve.flags import Given
+from sm75.serve.host import Host, Note
 from sm75.serve.kv import Cache
 from sm75.serve.kv import plan as plan_cache
 from sm75.serve.memory import MIB, Budget, Settings, divide
@@ -48,7 +49,7 @@ class Plan:
         settings: What vLLM is told.
         length: max-model-len; 0: left to vLLM.
         gave_way: Flags of ours that the user gives.
-        host: What is to be said of RAM; empty: nothing.
+        host: What is to be said of RAM.
         warnings: What else is.
     """
 
@@ -61,7 +62,7 @@ class Plan:
     settings: Settings
     length: int
     gave_way: tuple[str, ...]
-    host: str
+    host: tuple[Note, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -117,7 +118,7 @@ class Plan:
         else:
             why = shape.unknown or "its length is not said"
             text.append(f"  not told here ({why}); vLLM takes the length that fits")
-        text += ["", f"RAM: {self.host}"]
+        text += ["", *(f"RAM: {note.says}" for note in self.host)]
         text += [f"warning: {warning}" for warning in self.warnings]
         if self.gave_way:
             text.append(f"yours, not ours: {', '.join(self.gave_way)}")
@@ -139,7 +140,7 @@ class Plan:
             "max_model_len": self.length,
             "max_num_seqs": self.settings.seqs,
             "yours": list(self.gave_way),
-            "ram": self.host,
+            "ram": [note.says for note in self.host],
             "warnings": list(self.warnings),
         }
 
@@ -152,7 +153,7 @@ def make(
     *,
     environment: Mapping[str, str],
     card_mib: int = 0,
-    ram_gib: float | None = None,
+    host: Host | None = None,
 ) -> Plan:
     """Plan a start.
 
@@ -163,7 +164,7 @@ def make(
         given: The user's own flags.
         environment: Variables.
         card_mib: The card's memory as nvidia-smi says; 0: none is seen, a T4G's is taken.
-        ram_gib: The machine's; nothing where it cannot be seen.
+        host: The machine's memory; nothing where it cannot be seen.
 
     Raises:
         UsageError: The flags or variables ask for what cannot work.
@@ -175,7 +176,7 @@ def make(
     weights = measure(model, tied=shape.tied)
     if weights is None:
         raise CheckFailed(
-            f"{model} has no weights", why="there are no .safetensors, .bin or .gguf files in it",
+            f"{model} has no weights", why="there are no .safetensors, .bin or .pt files in it",
             fix="download the model again",
         )  # fmt: skip
     cards = given.number("--tensor-parallel-size") or 1
@@ -198,14 +199,11 @@ def make(
         said.append(
             "by these estimates nothing is left for the KV cache; vLLM may end at its start"
         )
-    rule = weights_rule(weights.disk_bytes / 2**30, ram_gib)
-    host = rule.says if rule.status != "ok" else (
-        f"{ram_gib:.1f} GiB for {weights.disk_bytes / 2**30:.1f} GiB of weights" if ram_gib
-        else "cannot be seen")  # fmt: skip
     return Plan(
         command=(str(program), "serve", name, *arguments), model=model, shape=shape,
         weights=weights, budget=budget, cache=cache, settings=settings, length=length,
-        gave_way=tuple(gave_way), host=host, warnings=tuple(said),
+        gave_way=tuple(gave_way), host=tuple(hosts.judge(weights, host or Host())),
+        warnings=tuple(said),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from sm75.health.client import Server
 from sm75.serve import place
 from sm75.serve import run as running
 from sm75.serve.flags import Given
+from sm75.serve.host import look
 from sm75.serve.plan import Plan, make
 
 
@@ -41,7 +42,7 @@ def plan(
     return make(
         program, model, place.model(model, environment), given, environment=environment,
         card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else 0,
-        ram_gib=facts.meminfo().get("MemTotal"),
+        host=look(),
     )  # fmt: skip
 
 

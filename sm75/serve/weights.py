@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,8 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
         return None
     size = sum(file.stat().st_size for file in files)
     if any(file.suffix != ".safetensors" for file in files):
+        for file in files:
+            _pickled(file)
         return Weights(files=files, disk_bytes=size)
     elements: Counter[str] = Counter()
     skipped = 0
@@ -113,7 +116,8 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
                 fix="finish the download: the same command goes on where it stopped",
             )
         return tuple(files)
-    for pattern in ("*.safetensors", "*.bin", "*.gguf"):
+    # The kinds of default_loader.py, _prepare_weights, in its order.
+    for pattern in ("*.safetensors", "*.bin", "*.pt"):
         found = sorted(directory.glob(pattern))
         # Mistral's own file beside Hugging Face's has the same weights.
         own = [file for file in found if not file.name.startswith("consolidated")]
@@ -143,6 +147,20 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
     size = file.stat().st_size
     if size < start + end:
         raise _damaged(file, f"it has {size:,} bytes, its header speaks of {start + end:,}")
+
+
+def _pickled(file: Path) -> None:
+    """Look at a file of torch.save: a zip archive since torch 1.6, which ends with its list."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_POINTER))
+        whole = not head.startswith(b"PK") or zipfile.is_zipfile(file)
+    except OSError as error:
+        raise _damaged(file, str(error.strerror)) from error
+    if head == _POINTER:
+        raise _damaged(file, "it is a Git LFS pointer, not the file: git lfs pull")
+    if not head or not whole:
+        raise _damaged(file, "it is empty" if not head else "it is cut short")
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
