@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,6 +13,7 @@ from sm75.cli.options import (
     FILE,
     ROOT,
     TARGET,
+    Forwarding,
     load_lock,
     print_json,
     refuse,
@@ -20,9 +21,6 @@ from sm75.cli.options import (
     warn,
 )
 from sm75.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("install")
@@ -153,7 +151,7 @@ def health(
         raise SystemExit(found.exit_code)
 
 
-@click.command()
+@click.command(cls=Forwarding)
 @shared("dry", "json")
 @click.option("--prefix", type=FILE, help="The environment; default: the active conda one.")
 @click.option("--health", "ask", is_flag=True, help="Say when it answers, and whether rightly.")

@@ -15,7 +15,8 @@ from sm75.serve import place
 from sm75.serve import run as running
 from sm75.serve.flags import Given
 from sm75.serve.host import look
-from sm75.serve.plan import Plan, make
+from sm75.serve.plan import make
+from sm75.serve.planned import Plan
 
 
 def plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zipfile
 from collections import Counter
@@ -26,6 +27,9 @@ _BITS = {
 # What becomes the model's own type when it is loaded: vLLM makes the parameters in that type and
 # copies into them (vllm/model_executor/model_loader/weight_utils.py, default_weight_loader).
 _CONVERTED = ("F16", "BF16", "F32", "F64")
+# The linear layers of the checkpoints of transformers, by name. What else is linear to vLLM is
+# counted as it is: too much is the safe side.
+_LINEAR = re.compile(r"_proj(\.weight)?$|\.experts\.")
 _INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
 
@@ -39,25 +43,32 @@ class Weights:
         disk_bytes: Their size.
         elements: Elements by type, of safetensors files without tied copies; empty: unknown.
         tied_bytes: Bytes of what is in the files and not loaded.
+        linear: Of the elements, those that ``--quantization fp8_per_tensor`` quantizes while they
+            are loaded: projections and experts.
     """
 
     files: tuple[Path, ...]
     disk_bytes: int
     elements: Mapping[str, int] = field(default_factory=dict)
     tied_bytes: int = 0
+    linear: Mapping[str, int] = field(default_factory=dict)
 
-    def card_bytes(self, element_bytes: int = 2) -> int:
+    def card_bytes(self, element_bytes: int = 2, linear_bytes: int | None = None) -> int:
         """Bytes on the card.
 
         Args:
             element_bytes: Of the type that the model is run in; 2 for float16.
+            linear_bytes: Of what linear layers are quantized to while loading; nothing: not so.
         """
         if not self.elements:
             return self.disk_bytes
-        return sum(
+        whole = sum(
             count * element_bytes if name in _CONVERTED else math.ceil(count * _BITS[name] / 8)
             for name, count in self.elements.items()
         )
+        if linear_bytes is None:
+            return whole
+        return whole - sum(self.linear.values()) * (element_bytes - linear_bytes)
 
 
 def measure(directory: Path, *, tied: bool = False) -> Weights | None:
@@ -82,6 +93,7 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
             _pickled(file)
         return Weights(files=files, disk_bytes=size)
     elements: Counter[str] = Counter()
+    linear: Counter[str] = Counter()
     skipped = 0
     for file in files:
         for name, dtype, count in _tensors(file):
@@ -89,7 +101,11 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
                 skipped += count * _BITS[dtype] // 8
             else:
                 elements[dtype] += count
-    return Weights(files=files, disk_bytes=size, elements=elements, tied_bytes=skipped)
+                if dtype in _CONVERTED and _LINEAR.search(name):
+                    linear[dtype] += count
+    return Weights(
+        files=files, disk_bytes=size, elements=elements, tied_bytes=skipped, linear=linear
+    )
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:

@@ -16,7 +16,8 @@ from sm75.errors import CheckFailed, UsageError
 from sm75.serve import memory, place, shape
 from sm75.serve.flags import Given
 from sm75.serve.host import Host, Note, look
-from sm75.serve.plan import Plan, make
+from sm75.serve.plan import make
+from sm75.serve.planned import Plan
 from sm75.serve.weights import measure, weight_files
 from sm75.smem.models import MODELS, Layer
 from tests.unit import servekit
@@ -218,7 +219,9 @@ def test_no_weights(tmp_path: Path) -> None:
         planned(model)
 
 
-@pytest.mark.parametrize("config", [servekit.E2B, servekit.GEMMA3, servekit.LLAMA1, servekit.QWEN4])
+@pytest.mark.parametrize(
+    "config", [servekit.E2B, servekit.SLIDING, servekit.LLAMA1, servekit.QWEN4]
+)
 def test_what_is_planned_adds_up(tmp_path: Path, config: Mapping[str, Any]) -> None:
     found = planned(servekit.model(tmp_path / "m", config))
     rows = {row.what: row.mib for row in found.budget.rows}
@@ -275,9 +278,16 @@ def test_the_users_numbers_are_counted_with(tmp_path: Path) -> None:
     assert short.sums()["requests_of_full_length"] > plain.sums()["requests_of_full_length"]
     auto = planned(model, "--max-model-len", "auto")
     assert auto.command[-2:] == ("--max-model-len", "auto")
-    two = planned(model, "-tp", "2")
     weights = {row.what: row.mib for row in plain.budget.rows}["- weights"]
-    assert {row.what: row.mib for row in two.budget.rows}["- weights"] == pytest.approx(weights / 2)
+    for flag, parts in (("-tp", 2), ("-pp", 2)):
+        cut = planned(model, flag, str(parts))
+        assert {row.what: row.mib for row in cut.budget.rows}["- weights"] == pytest.approx(
+            weights / parts
+        )
+    assert plain.cache is not None
+    staged = planned(model, "-pp", "3").cache
+    assert staged is not None
+    assert sum(group.layers for group in staged.groups) == 5
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -289,6 +299,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="does not fit the card"):
         planned(model, "--max-model-len", "512")  # more than the card has: not by estimates
     assert planned(model, "-tp", "2").length
+    assert planned(model, "-pp", "2").length
     assert planned(model, card_mib=24_576).length
 
 
@@ -302,9 +313,9 @@ def test_estimates_alone_can_be_overruled(tmp_path: Path) -> None:
 
 
 def test_a_length_that_cannot_fit_is_refused(tmp_path: Path) -> None:
-    model = servekit.model(tmp_path / "m", servekit.QWEN4)
-    with pytest.raises(CheckFailed, match="--max-model-len 100000 does not fit"):
-        planned(model, "--max-model-len", "100000")
+    model = servekit.model(tmp_path / "m", servekit.LLAMA8, {"x": ("F16", [1 << 30])})
+    with pytest.raises(CheckFailed, match="--max-model-len 131072 does not fit"):
+        planned(model, "--max-model-len", "131072")
     assert planned(model, "--max-model-len", "40960").length == 40_960
 
 

@@ -295,6 +295,20 @@ def test_dry_run_starts_nothing(tmp_path: Path, model: Path, run: Runner) -> Non
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("typed", ["--port", "-tp", "--max-model-len=8k"])
+def test_vllms_flags_before_the_dashes(model: Path, run: Runner, typed: str) -> None:
+    ended = run("serve", model, "--dry-run", typed, "2", "--", "--port", "9")
+    assert ended.code == 2
+    assert f"serve has no option {typed}\n" in ended.err
+    assert f"next: python3 orchestrator.py serve MODEL -- {typed} ..." in ended.err
+
+
+def test_a_typing_error_in_our_own_flag(model: Path, run: Runner) -> None:
+    ended = run("serve", model, "--dryrun")
+    assert ended.code == 2
+    assert "did you mean --dry-run?" in ended.err
+
+
 def test_json_goes_with_dry_run_only(tmp_path: Path, model: Path, run: Runner) -> None:
     ended = run("serve", model, "--prefix", tmp_path, "--json")
     assert ended.code == 2
