@@ -84,14 +84,14 @@ def _strange(
         where = "the model's own code (--trust-remote-code)" if own else "transformers' code"
         return [f"{start}: it may run by {where}, if that is made for it; not tried"]
     reason = f"{start}, and transformers has none"
+    fix = "see whether a newer vLLM has it: python3 orchestrator.py lock --vllm latest --dry-run"
     if name in known.gone:
         reason = f"{name} was supported in vLLM until v{known.gone[name]}, and is not any more"
+        fix = "take a newer model"
     elif name in known.elsewhere:
-        reason = f"{name} has a plugin: {known.elsewhere[name]}"
-    raise CheckFailed(
-        f"vLLM does not support {name}", why=reason,
-        fix="see whether a newer vLLM has it: python3 orchestrator.py lock --vllm latest --dry-run",
-    )  # fmt: skip
+        reason = "a plugin has it, and none is installed"
+        fix = f"install it beside vLLM: {known.elsewhere[name]}"
+    raise CheckFailed(f"vLLM does not support {name}", why=reason, fix=fix)
 
 
 def _has(site: Path, name: str) -> bool:
