@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sm75.serve.notify import notify
 from sm75.serve.run import Tail
 from tests.unit import servekit
 from tests.unit.commandkit import Runner
@@ -254,6 +255,52 @@ def test_health_is_said_and_the_server_stays(start: Start, sick: bool) -> None:
     assert process.poll() is None
     process.terminate()
     assert process.wait(timeout=PATIENCE) == 3
+
+
+def test_systemd_is_told(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Type=notify has it: ready when the answers are right, and the server knows no socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        process = start(
+            "import os; print('socket', os.environ.get('NOTIFY_SOCKET'), flush=True)\n"
+            f"SICK = False\n{SERVER}", "--health --wait 50"
+        )  # fmt: skip
+        assert line(process, b"socket ") == b"socket None\n"
+        assert systemd.recv(4096).startswith(b"STATUS=starting")
+        assert systemd.recv(4096).splitlines()[0] == b"READY=1"
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=PATIENCE) == 3
+
+
+def test_systemd_is_not_told_of_nonsense(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        process = start(f"SICK = True\n{SERVER}", "--health --wait 50")
+        assert systemd.recv(4096).startswith(b"STATUS=starting")
+        assert systemd.recv(4096) == b"STATUS=NOT ready: see the log"
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/none", "@no-such-abstract-one"])
+def test_no_systemd(address: str) -> None:
+    notify({"NOTIFY_SOCKET": address}, "READY=1")
+    notify({}, "READY=1")
+
+
+def test_an_abstract_socket() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("")  # Linux names it
+        name = systemd.getsockname()[1:].decode()
+        notify({"NOTIFY_SOCKET": f"@{name}"}, "READY=1", "STATUS=x")
+        assert systemd.recv(100) == b"READY=1\nSTATUS=x"
 
 
 def test_health_says_nothing_of_a_server_that_ended(start: Start) -> None:
