@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
+from sm75.errors import LockError
 from sm75.lockfile import load_release
 from sm75.serve import known, sdist
 from sm75.serve.known import Known
@@ -71,6 +77,52 @@ def test_what_a_person_reads_in_the_sources(release: str) -> None:
     assert set(found.not_in_float16) == {"gemma2", "gemma3", "gemma3_text", "glm4"}
 
 
+# exponent, mantissa, signed, bias, finite, NaN (vllm/scalar_type.py, ScalarType.id).
+TYPES = {
+    "kFloat16": (5, 10, 1, 0, 0, 1), "kFE4M3fn": (4, 3, 1, 0, 1, 2), "kFE2M1f": (2, 1, 1, 0, 1, 0),
+    "kU4": (0, 4, 0, 0, 0, 1), "kU4B8": (0, 4, 0, 8, 0, 1), "kU8B128": (0, 8, 0, 128, 0, 1),
+    "kS8": (0, 7, 1, 0, 0, 1),
+}  # fmt: skip
+
+
+def number_of(fields: tuple[int, ...]) -> int:
+    found = offset = 0
+    for value, width in zip(fields, (8, 8, 1, 32, 1, 8), strict=True):
+        found |= value << offset
+        offset += width
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_built_package_has_marlin_for_them(release: str) -> None:
+    """By the kernels' names in both extensions of the newest package in ./channel."""
+    built = sorted((ROOT / "channel/linux-aarch64").glob(f"vllm-sm75-{release}-*.conda"),
+                   key=lambda path: path.stat().st_mtime)  # fmt: skip
+    if not built:
+        pytest.skip("there is no package in ./channel")
+    types = {number_of(fields): name for name, fields in TYPES.items()}
+    with zipfile.ZipFile(built[-1]) as package:
+        name = next(one for one in package.namelist() if one.startswith("pkg-"))
+        with (
+            package.open(name) as packed,
+            tarfile.open(fileobj=zstandard.ZstdDecompressor().stream_reader(packed),
+                         mode="r|") as archive,
+        ):  # fmt: skip
+            for entry in archive:
+                if not entry.name.endswith("_C_stable_libtorch.abi3.so"):
+                    continue
+                member = archive.extractfile(entry)
+                assert member is not None
+                found = {
+                    (types[int(a)], types[int(b)], "" if s == c else types[int(s)])
+                    for a, b, c, s in re.findall(
+                        rb"MarlinILl(\d+)ELl(\d+)ELl(\d+)ELl(\d+)E", member.read()
+                    )
+                }
+                assert found == set(table(release).marlin), entry.name
+
+
 def environment(directory: Path, **distributions: str) -> Path:
     """An environment's program, with packages by name: version, and entry points."""
     prefix = servekit.prefix(directory, "#!/bin/sh\n")
@@ -103,11 +155,6 @@ def test_what_is_installed(tmp_path: Path) -> None:
 
 
 def test_sources_that_are_built_otherwise_are_told(tmp_path: Path) -> None:
-    import io
-    import tarfile
-
-    from sm75.errors import LockError
-
     path = tmp_path / "vllm-9.9.9.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         data = b"QuantizationMethods = 1\n"
