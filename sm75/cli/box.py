@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,6 +13,7 @@ from sm75.cli.options import (
     FILE,
     ROOT,
     TARGET,
+    Forwarding,
     load_lock,
     print_json,
     refuse,
@@ -20,9 +21,6 @@ from sm75.cli.options import (
     warn,
 )
 from sm75.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("install")
@@ -63,27 +61,26 @@ def install_command(
 @click.option("--write-contract", is_flag=True, help="Write lock/targets/NAME.toml.")
 @click.option("--strict", is_flag=True, help="Warnings and what cannot be seen fail as well.")
 @click.option("--imds", is_flag=True, help="Ask EC2's metadata service for the instance type.")
-@click.option("--model", type=FILE, help="A model's directory: do its weights fit?")
+@click.option("--model", default="", help="A directory or an id, as for serve: can it run here?")
 @click.option(
     "--path", type=FILE, default=Path("/opt/pytorch"), help="The environment that has torch."
 )
 @click.option("--name", default="", help="The contract's name; default: by torch and system.")
 @click.option("--replace", is_flag=True, help="Overwrite a contract of that name.")
 def doctor(
-    dry_run: bool, as_json: bool, write_contract: bool, strict: bool, imds: bool,
-    model: Path | None, path: Path, name: str, replace: bool,
+    dry_run: bool, as_json: bool, write_contract: bool, strict: bool, imds: bool, model: str,
+    path: Path, name: str, replace: bool,
 ) -> None:  # fmt: skip
     """Say whether this machine is right for vllm-sm75, line by line with the fix.
 
-    Exit code 1 when a line fails; with --strict also when one warns or is unknown. With
-    --write-contract: describe its image as a target contract instead, to build for it.
+    Exit code 1 when a line fails; with --strict also when one warns or is unknown. --model looks at
+    a model as serve does: its files, the card's memory, the RAM. With --write-contract: describe
+    the image as a target contract instead, to build for it.
     """
     if not write_contract:
         if dry_run or name or replace:
             raise UsageError("--dry-run, --name and --replace belong to --write-contract")
-        if model is not None and not model.is_dir():
-            raise UsageError(f"there is no directory {model}", fix="name the model's directory")
-        _examine(path=path, model=model, imds=imds, strict=strict, as_json=as_json)
+        _examine(model, path=path, imds=imds, strict=strict, as_json=as_json)
         return
     refuse(("strict", "imds", "model"), "--write-contract describes the image and judges nothing",
            "python3 orchestrator.py doctor, and --write-contract in a second run")  # fmt: skip
@@ -154,7 +151,7 @@ def health(
         raise SystemExit(found.exit_code)
 
 
-@click.command()
+@click.command(cls=Forwarding)
 @shared("dry", "json")
 @click.option("--prefix", type=FILE, help="The environment; default: the active conda one.")
 @click.option("--health", "ask", is_flag=True, help="Say when it answers, and whether rightly.")
@@ -198,10 +195,12 @@ def serve(
         raise SystemExit(code)
 
 
-def _examine(*, strict: bool, as_json: bool, **what: Any) -> None:
+def _examine(model: str, *, strict: bool, as_json: bool, **what: Any) -> None:
     from sm75.doctor import facts, rules
+    from sm75.doctor import model as models
 
-    lines = rules.judge(facts.collect(ROOT, **what))
+    asked = list(models.lines(model, os.environ)) if model else []
+    lines = rules.judge(facts.collect(ROOT, **what)) + asked
     code = rules.exit_code(lines, strict=strict)
     if as_json:
         print_json({"exit_code": code, "lines": [line.to_json() for line in lines]})

@@ -90,6 +90,30 @@ def refuse(names: Collection[str], why: str, fix: str) -> None:
         raise UsageError(f"{', '.join(typed)} would be ignored", why=why, fix=fix)
 
 
+class Forwarding(click.Command):
+    """A command that passes on what stands behind ``--``, and says so of a flag before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line.
+
+        Raises:
+            UsageError: It has a flag that is none of this command's.
+        """
+        before = args[: args.index("--")] if "--" in args else list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            typed = next((one for one in before if one.startswith(error.option_name)),
+                         error.option_name)  # fmt: skip
+            meant = error.possibilities or []
+            raise UsageError(
+                f"{self.name} has no option {typed}",
+                why="its own stand before --, vLLM's go after it",
+                fix=f"did you mean {' or '.join(meant)}?" if meant
+                else f"python3 orchestrator.py {self.name} MODEL -- {typed} ...",
+            ) from error  # fmt: skip
+
+
 def _as_typed(one: click.Parameter, values: Mapping[str, Any]) -> str:
     if not isinstance(one, click.Option):
         return one.human_readable_name

@@ -19,7 +19,6 @@ import httpx
 from sm75 import contract
 from sm75.errors import ToolchainError, UsageError
 from sm75.lockfile import G5G, TargetContract
-from sm75.serve.weights import weight_files
 from sm75.toolchain.host import find_compiler
 
 # Seconds for a program that is asked for its version.
@@ -80,7 +79,6 @@ class Facts:
         glibc: Its version.
         clients: conda clients on PATH.
         environment: Variables of the process.
-        weights_gib: Size of the model's weights, where one was named.
     """
 
     machine: str
@@ -107,7 +105,6 @@ class Facts:
     glibc: str = ""
     clients: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    weights_gib: float | None = None
 
 
 def run(command: Sequence[str]) -> str:
@@ -125,7 +122,6 @@ def collect(
     project: Path,
     *,
     path: Path,
-    model: Path | None = None,
     imds: bool = False,
     system: Path = Path("/"),
     ask: Run = run,
@@ -137,7 +133,6 @@ def collect(
     Args:
         project: The project's directory.
         path: The environment that has the image's torch.
-        model: A model's directory, for its size.
         imds: Whether EC2's metadata service may be asked.
         system: The root of the file system; tests bring recorded ones.
         ask: Runs a program.
@@ -175,7 +170,6 @@ def collect(
         glibc=(os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ").strip(),
         clients=tuple(name for name in _CLIENTS if which(name)),
         environment=dict(os.environ if environment is None else environment),
-        weights_gib=_weights(model) if model else None,
     )
 
 
@@ -270,11 +264,6 @@ def _module(system: Path) -> str:
 
 def _os_name(system: Path) -> str:
     return _first(r'(?m)^PRETTY_NAME="?([^"\n]+)', _read(system / "etc/os-release"))
-
-
-def _weights(model: Path) -> float | None:
-    files = weight_files(model)
-    return sum(path.stat().st_size for path in files) / 2**30 if files else None
 
 
 def _free(path: Path) -> float | None:

@@ -213,8 +213,6 @@ def _resources(facts: Facts) -> Iterator[Line]:
         enough = jobs >= 1
         yield Line(name="RAM", status="ok" if enough else "warn", says=says,
                    fix="" if enough else "free some, or add swap")  # fmt: skip
-    if facts.weights_gib is not None:
-        yield weights(facts.weights_gib, facts.memory_gib)
     if facts.disk_gib is None:
         yield Line(name="disk", status="unknown", says="cannot be asked")
     else:
@@ -222,24 +220,6 @@ def _resources(facts: Facts) -> Iterator[Line]:
         yield Line(name="disk", status="ok" if enough else "warn",
                    says=f"{facts.disk_gib:.0f} GiB free",
                    fix="" if enough else f"have {_DISK_GIB:.0f} GiB: df -h .")  # fmt: skip
-
-
-def weights(gib: float, memory: float | None) -> Line:
-    """Whether weights fit the card, and the machine's RAM on their way to it.
-
-    Args:
-        gib: Their size.
-        memory: The machine's RAM in GiB; nothing where it cannot be seen.
-    """
-    card = T4G_MIB / 1024
-    if gib >= card:
-        return Line(name="weights", status="fail", says=f"{gib:.1f} GiB; the card has {card:.1f}",
-                   fix="take a smaller or quantized checkpoint")  # fmt: skip
-    if memory is not None and gib > memory:
-        return Line(name="weights", status="warn",
-                   says=f"{gib:.1f} GiB pass through {memory:.1f} GiB of RAM: slow, and untested",
-                   fix="take an instance with more RAM")  # fmt: skip
-    return Line(name="weights", status="ok", says=f"{gib:.1f} GiB of the card's {card:.1f}")
 
 
 def _system(facts: Facts) -> Iterator[Line]:

@@ -11,8 +11,41 @@ from sm75.doctor import rules
 from sm75.errors import UsageError
 
 # Other spellings (vllm/engine/arg_utils.py, and FlexibleArgumentParser: underscores).
-_ALIASES = {"-tp": "--tensor-parallel-size", "-ac": "--attention-config", "-q": "--quantization",
-            "-cc": "--compilation-config"}  # fmt: skip
+_ALIASES = {
+    "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization",
+    "-dp": "--data-parallel-size", "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size", "-ep": "--enable-expert-parallel",
+    "-sc": "--speculative-config", "-dc": "--diffusion-config", "-ac": "--attention-config",
+    "-cc": "--compilation-config",
+}  # fmt: skip
+# Flags that change what the card's memory is used for, and are not in the table; what of them.
+_UNCOUNTED = {
+    "--tensor-parallel-size": "an even share a card; NCCL's buffers are not counted",
+    "--pipeline-parallel-size": "stages taken as equal; NCCL's buffers are not counted",
+    "--data-parallel-size": "replicas, a card each",
+    "--decode-context-parallel-size": "the cache's shares",
+    "--prefill-context-parallel-size": "the cache's shares",
+    "--enable-expert-parallel": "experts taken as even shares",
+    "--enable-lora": "adapters and their buffers",
+    "--speculative-config": "the draft model and its cache",
+    "--spec-model": "the draft model and its cache",
+    "--spec-method": "the draft and its cache",
+    "--limit-mm-per-prompt": "a guess stands for images and sound",
+    "--language-model-only": "a guess stands for images and sound",
+    "--mm-processor-kwargs": "a guess stands for images and sound",
+    "--mm-ipc-gpu-memory-gb": "its own",
+    "--quantization-config": "weights are taken as they are in the files",
+    "--hf-overrides": "config.json is taken as it is",
+    "--cpu-offload-gb": "weights that stay in RAM",
+    "--offload-backend": "weights that stay in RAM",
+    "--kv-cache-dtype-skip-layers": "the cache is taken as float16",
+    "--num-gpu-blocks-override": "the cache's size",
+    "--block-size": "blocks are taken as 16 tokens",
+    "--compilation-config": "its CUDA graphs",
+    "--cudagraph-capture-sizes": "CUDA graphs are taken as vLLM chooses them",
+    "--enable-dbo": "its second batch",
+    "--model-loader-extra-config": "what it loads",
+}
 # Types of a KV cache that run on 7.5: those that verify --gpu has tried (docs/claims.md).
 _CACHES = ("auto", "float16", "int8_per_token_head", "int4_per_token_head")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -170,6 +203,10 @@ def warnings(given: Given, environment: Mapping[str, str]) -> list[str]:
     found = [f"{name}: {says}" for name, _, says in rules.variables(environment)]
     if given.has("--config"):
         found.append("--config: the file is not read here; what it sets is not in the arithmetic")
+    uncounted = [f"{flag} ({what})" for flag, what in _UNCOUNTED.items()
+                 if given.value(flag) not in (None, "1")]  # fmt: skip
+    if uncounted:
+        found.append("not counted in the table: " + "; ".join(uncounted))
     if given.value("--dtype") in ("float32", "float"):
         found.append("--dtype float32: weights take twice the memory, and it is not tried here")
     cache = given.value("--kv-cache-dtype")

@@ -21,8 +21,6 @@ from sm75.smem.models import Layer
 # Tokens of a block: CacheConfig.DEFAULT_BLOCK_SIZE (vllm/config/cache.py:185); TRITON_ATTN, the
 # backend on 7.5, takes multiples of 16 (v1/attention/backends/triton_attn.py:339).
 BLOCK = 16
-# Bytes of a float16, twice: a key and a value.
-_PAIR = 2 * 2
 # Above this ratio between the kinds' numbers of layers the smaller is the groups' size
 # (kv_cache_planning.py:497).
 _NEAR = 1.5
@@ -101,13 +99,14 @@ class Cache:
         return low
 
 
-def plan(layers: Sequence[Layer]) -> Cache:
+def plan(layers: Sequence[Layer], item: int = 2) -> Cache:
     """Divide a KV cache.
 
     Args:
         layers: Those that own a cache, in order; at least one.
+        item: Bytes of an element; 2 for float16.
     """
-    pages = [BLOCK * layer.kv_heads * layer.head * _PAIR for layer in layers]
+    pages = [BLOCK * layer.kv_heads * layer.head * 2 * item for layer in layers]
     windows = {layer.window for layer in layers}
     if len(windows) == 1:
         # One kind; pages of different size lie side by side.

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sm75.doctor.rules import T4G_MIB
-from sm75.doctor.rules import weights as weights_rule
 from sm75.errors import CheckFailed
-from sm75.serve import flags
+from sm75.serve import arch, dtype, flags, known, quant
+from sm75.serve import host as hosts
+from sm75.serve import length as lengths
 from sm75.serve import shape as shapes
 from sm75.serve.flags import Given
+from sm75.serve.host import Host
 from sm75.serve.kv import Cache
 from sm75.serve.kv import plan as plan_cache
 from sm75.serve.memory import MIB, Budget, Settings, divide
+from sm75.serve.planned import USUAL, Plan
+from sm75.serve.quant import Quantization
 from sm75.serve.shape import Shape
 from sm75.serve.weights import Weights, measure
 from sm75.smem.models import Layer
@@ -24,124 +27,12 @@ from sm75.smem.models import Layer
 # Sequences at once that are tried, the most first: vLLM's own on cards below 70 GiB is 256
 # (vllm/engine/arg_utils.py:3003), too many for the logits of 262,144 words and for graphs.
 _SEQS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-# Tokens of a chat with its history, for which as many sequences must fit: a choice of ours.
-_USUAL = 2048
 # Of the estimated cache, what a request of full length may take: vLLM ends at the start when it
 # does not fit, and the rows above are estimates. A choice of ours.
 _SURE = 0.85
 # Below that nobody is served: the questions of health alone take some 100.
 _LEAST = 512
 _UNKNOWN_LENGTH = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is started, and why so.
-
-    Attributes:
-        command: The command line.
-        model: The directory that was read.
-        shape: The model.
-        weights: Its weights.
-        budget: The memory.
-        cache: The KV cache's division; nothing where it cannot be told.
-        settings: What vLLM is told.
-        length: max-model-len; 0: left to vLLM.
-        gave_way: Flags of ours that the user gives.
-        host: What is to be said of RAM; empty: nothing.
-        warnings: What else is.
-    """
-
-    command: tuple[str, ...]
-    model: Path
-    shape: Shape
-    weights: Weights
-    budget: Budget
-    cache: Cache | None
-    settings: Settings
-    length: int
-    gave_way: tuple[str, ...]
-    host: str
-    warnings: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """The command line for a shell."""
-        return shlex.join(self.command)
-
-    def sums(self) -> dict[str, float]:
-        """What the KV cache means in tokens and requests; empty where it cannot be told."""
-        if self.cache is None or not self.length:
-            return {}
-        cache, memory, flight = self.cache, max(0, self.budget.cache), self.settings.in_flight
-        usual = min(_USUAL, self.length)
-        full = cache.requests(memory, self.length, flight)
-        return {
-            "block_bytes": cache.block_bytes,
-            "blocks": cache.blocks(memory),
-            "bytes_a_token_beyond_the_windows": cache.token_bytes,
-            "request_bytes": cache.request_bytes(self.length, flight),
-            "requests_of_full_length": full,
-            "tokens_as_vllm_logs_them": int(full * self.length),
-            "usual_tokens": usual,
-            "requests_of_usual_length": cache.requests(memory, usual, flight),
-        }
-
-    def lines(self) -> list[str]:
-        """For people: the table, what it means, the command line last."""
-        shape, budget = self.shape, self.budget
-        text = [f"{'MiB':>8}"]
-        for row in budget.rows:
-            text.append(f"{row.mib:>8,.0f}  {row.what:<25} {row.known:<11} {row.note}".rstrip())
-        text.append("estimated: not seen on a T4G; vLLM measures it at its start.")
-        own = f"{len(shape.layers)} of {shape.count} layers own a cache: {_kinds(shape.layers)}"
-        text += ["", f"KV cache ({shape.kind}): {own}"]
-        if sums := self.sums():
-            token = sums["bytes_a_token_beyond_the_windows"] / 1024
-            request, fit = sums["request_bytes"] / MIB, sums["requests_of_full_length"]
-            usual, many = sums["usual_tokens"], sums["requests_of_usual_length"]
-            blocks, block = sums["blocks"], sums["block_bytes"] / 1024
-            seqs = self.settings.seqs
-            text.append(
-                f"  {blocks:,.0f} blocks of {block:,.0f} KiB; {token:,.1f} KiB a token beyond the "
-                "windows"
-            )
-            text.append(
-                f"  a request of {self.length:,} tokens takes at most {request:,.0f} MiB: "
-                f"{fit:.2f} fit"
-            )
-            text.append(
-                f"  of {usual:,.0f} tokens {many:,.0f} fit; at most {seqs} run at once "
-                "(--max-num-seqs)"
-            )
-        else:
-            why = shape.unknown or "its length is not said"
-            text.append(f"  not told here ({why}); vLLM takes the length that fits")
-        text += ["", f"RAM: {self.host}"]
-        text += [f"warning: {warning}" for warning in self.warnings]
-        if self.gave_way:
-            text.append(f"yours, not ours: {', '.join(self.gave_way)}")
-        return [*text, "", self.line]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return {
-            "command": list(self.command),
-            "line": self.line,
-            "model": str(self.model),
-            "kind": self.shape.kind,
-            "weights_bytes": self.weights.disk_bytes,
-            "weights_files": len(self.weights.files),
-            "rows": [row.to_json() for row in self.budget.rows],
-            "gpu_memory_utilization": self.budget.share,
-            "kv_cache_bytes": self.budget.cache,
-            "kv": self.sums(),
-            "max_model_len": self.length,
-            "max_num_seqs": self.settings.seqs,
-            "yours": list(self.gave_way),
-            "ram": self.host,
-            "warnings": list(self.warnings),
-        }
 
 
 def make(
@@ -152,7 +43,7 @@ def make(
     *,
     environment: Mapping[str, str],
     card_mib: int = 0,
-    ram_gib: float | None = None,
+    host: Host | None = None,
 ) -> Plan:
     """Plan a start.
 
@@ -163,7 +54,7 @@ def make(
         given: The user's own flags.
         environment: Variables.
         card_mib: The card's memory as nvidia-smi says; 0: none is seen, a T4G's is taken.
-        ram_gib: The machine's; nothing where it cannot be seen.
+        host: The machine's memory; nothing where it cannot be seen.
 
     Raises:
         UsageError: The flags or variables ask for what cannot work.
@@ -171,47 +62,56 @@ def make(
     """
     flags.refuse(given, environment)
     seen, card_mib = bool(card_mib), card_mib or T4G_MIB
-    shape = shapes.load(model)
+    config, here = shapes.config(model), known.look(program)
+    with shapes.understood(model):
+        said = arch.look(config, model, given, here)
+        found = quant.read(config, model)
+        quant.refuse(found, given, here)
+        dtype.refuse(config, given, here)
+        shape = shapes.parse(config)
+    lengths.refuse(shape.length, given.number("--max-model-len"), given, environment)
     weights = measure(model, tied=shape.tied)
     if weights is None:
         raise CheckFailed(
-            f"{model} has no weights", why="there are no .safetensors, .bin or .gguf files in it",
+            f"{model} has no weights", why="there are no .safetensors, .bin or .pt files in it",
             fix="download the model again",
         )  # fmt: skip
-    cards = given.number("--tensor-parallel-size") or 1
-    cache = _cache(shape, cards)
-    on_card = weights.card_bytes(4 if given.value("--dtype") in ("float32", "float") else 2)
-    settings, budget, length = _choose(card_mib, on_card // cards, shape, cache, given, seen=seen)
-    _must_fit(budget, on_card // cards, card_mib, cache, settings, length, given)
+    element = dtype.element_bytes(config, given, here)
+    cache_type, why = dtype.cache_type(found.cache, given)
+    shape = replace(shape, quantized=found.said or given.value("--quantization") or "")
+    cards = Cards.of(given)
+    cache = _cache(shape, cards, dtype.cache_bytes(element, given))
+    on_card = _share(weights, found, element, cards, given)
+    settings, budget, length = _choose(card_mib, on_card, shape, cache, given, element, seen=seen)
+    _must_fit(budget, on_card, card_mib, cache, settings, length, given)
     ours = [
         ("--dtype", "float16"),
-        ("--kv-cache-dtype", "auto"),
+        ("--kv-cache-dtype", cache_type),
         ("--gpu-memory-utilization", f"{budget.share:g}"),
         ("--max-model-len", str(length) if length else "auto"),
         ("--max-num-seqs", str(settings.seqs)),
     ]
     arguments, gave_way = flags.merge(ours, given)
-    said = flags.warnings(given, environment)
+    said += quant.notes(found, given) + ([why] if why else [])
+    said += flags.warnings(given, environment)
     if given.has("--kv-cache-memory-bytes"):
         said.append("--kv-cache-memory-bytes: vLLM takes that, whatever the table says")
     if budget.cache <= 0:
         said.append(
             "by these estimates nothing is left for the KV cache; vLLM may end at its start"
         )
-    rule = weights_rule(weights.disk_bytes / 2**30, ram_gib)
-    host = rule.says if rule.status != "ok" else (
-        f"{ram_gib:.1f} GiB for {weights.disk_bytes / 2**30:.1f} GiB of weights" if ram_gib
-        else "cannot be seen")  # fmt: skip
     return Plan(
         command=(str(program), "serve", name, *arguments), model=model, shape=shape,
         weights=weights, budget=budget, cache=cache, settings=settings, length=length,
-        gave_way=tuple(gave_way), host=host, warnings=tuple(said),
+        gave_way=tuple(gave_way), host=tuple(hosts.judge(weights, host or Host())),
+        warnings=tuple(said),
     )  # fmt: skip
 
 
 def _choose(
-    card_mib: int, weights: int, shape: Shape, cache: Cache | None, given: Given, *, seen: bool
-) -> tuple[Settings, Budget, int]:
+    card_mib: int, weights: int, shape: Shape, cache: Cache | None, given: Given, element: int,
+    *, seen: bool,
+) -> tuple[Settings, Budget, int]:  # fmt: skip
     """The most sequences for which usual requests fit, and the longest request then."""
     asked, length = given.number("--max-num-seqs"), given.number("--max-model-len")
     batched = given.number("--max-num-batched-tokens")
@@ -221,7 +121,7 @@ def _choose(
         settings = Settings(
             seqs=seqs, share=share, graphs=not given.has("--enforce-eager"),
             batched=batched or max(2048, seqs), most_graph=graph or 0,
-            element=4 if given.value("--dtype") in ("float32", "float") else 2,
+            element=element,
             steps=1 if given.has("--no-async-scheduling") else 2,
         )  # fmt: skip
         budget = divide(card_mib, weights, shape, cache, settings, seen=seen)
@@ -230,8 +130,8 @@ def _choose(
                 return settings, budget, 0
             continue
         # A limit for the user's length too, so that the count of sequences suits it.
-        most = length or shape.longest or _UNKNOWN_LENGTH
-        usual = min(_USUAL, most)
+        most = length or shape.length.own or _UNKNOWN_LENGTH
+        usual = min(USUAL, most)
         if asked or cache.requests(budget.cache, usual, settings.in_flight) >= seqs or seqs == 1:
             fits = cache.longest(int(budget.cache * _SURE), most, settings.in_flight)
             # Whole blocks; a model's own length as it is.
@@ -273,24 +173,46 @@ def _table(budget: Budget) -> str:
     return "\n".join(f"        {row.mib:>8,.0f}  {row.what}" for row in budget.rows)
 
 
-def _cache(shape: Shape, cards: int) -> Cache | None:
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """How many cards a model is cut for.
+
+    Attributes:
+        tensor: Cards that share each layer.
+        stages: Groups of them, with a part of the layers each.
+    """
+
+    tensor: int
+    stages: int
+
+    @classmethod
+    def of(cls, given: Given) -> Cards:
+        """As the user says."""
+        return cls(
+            tensor=given.number("--tensor-parallel-size") or 1,
+            stages=given.number("--pipeline-parallel-size") or 1,
+        )
+
+
+def _share(
+    weights: Weights, found: Quantization, element: int, cards: Cards, given: Given
+) -> int:  # fmt: skip
+    """Bytes of weights on one card, as if all had the same."""
+    online = given.value("--quantization") in quant.ONLINE_FP8 and not found.method
+    whole = weights.card_bytes(element, 1 if online else None)
+    if found.block:
+        # Marlin has a scale in float16 for each column of a block (marlin_utils_fp8.py).
+        whole += weights.elements.get("F8_E4M3", 0) // found.block * 2
+    return whole // (cards.tensor * cards.stages)
+
+
+def _cache(shape: Shape, cards: Cards, item: int) -> Cache | None:
     """The division on each of so many cards (vLLM repeats a KV head where there are fewer)."""
     if shape.unknown or not shape.layers:
         return None
+    count = math.ceil(len(shape.layers) / cards.stages)
     return plan_cache([
-        Layer(head=layer.head, q_heads=max(1, layer.q_heads // cards),
-              kv_heads=max(1, layer.kv_heads // cards), window=layer.window)
-        for layer in shape.layers
-    ])  # fmt: skip
-
-
-def _kinds(layers: tuple[Layer, ...]) -> str:
-    """Such as ``12 x head 256, window 512; 3 x head 512``."""
-    counts: dict[Layer, int] = {}
-    for layer in layers:
-        counts[layer] = counts.get(layer, 0) + 1
-    return "; ".join(
-        f"{number} x head {layer.head}, {layer.kv_heads} KV"
-        + (f", window {layer.window:,}" if layer.window else ", all tokens")
-        for layer, number in counts.items()
-    )
+        Layer(head=layer.head, q_heads=max(1, layer.q_heads // cards.tensor),
+              kv_heads=max(1, layer.kv_heads // cards.tensor), window=layer.window)
+        for layer in shape.layers[:count]
+    ], item)  # fmt: skip

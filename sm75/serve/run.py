@@ -19,6 +19,7 @@ from typing import IO
 from sm75 import session
 from sm75.errors import UsageError
 from sm75.explain import logs
+from sm75.serve.notify import VARIABLE
 
 # Bytes of output that are kept at each end, to be explained: a traceback of vLLM's processes has
 # some 20 KiB, and the first cause may stand long before the last words.
@@ -114,9 +115,12 @@ def serve(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
 
 
 def environment_of(program: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The server's variables: ours, with its environment's programs first on PATH (ninja, say)."""
+    """The server's variables: ours, with its environment's programs first on PATH (ninja, say),
+    and without systemd's socket, which is for us.
+    """
     path = environment.get("PATH", os.defpath)
-    return {**environment, "PATH": f"{program.parent}{os.pathsep}{path}"}
+    own = {name: value for name, value in environment.items() if name != VARIABLE}
+    return {**own, "PATH": f"{program.parent}{os.pathsep}{path}"}
 
 
 def explain(code: int, tail: Tail) -> list[str]:

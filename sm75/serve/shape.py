@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sm75.errors import CheckFailed
+from sm75.serve import length as lengths
+from sm75.serve.length import Length
 from sm75.smem.models import Layer
 
 # Where multimodal models keep the language model's part.
@@ -32,10 +35,10 @@ class Shape:
         inner: Widest intermediate size that a token passes in one layer.
         vocab: Its vocabulary.
         per_layer: Width of Gemma's per-layer embeddings; 0: none.
-        longest: Tokens that it was made for; 0: not said.
+        length: Tokens that vLLM lets a request have.
         towers: Whether it also sees or hears.
         tied: Whether its output layer is the embedding.
-        quantized: The method its weights are quantized by; empty: none.
+        quantized: What its weights are quantized by, as it is said; empty: by nothing.
         unknown: Why the KV cache cannot be told; empty: it can.
     """
 
@@ -47,25 +50,27 @@ class Shape:
     inner: int
     vocab: int
     per_layer: int
-    longest: int
+    length: Length
     towers: bool
     tied: bool
-    quantized: str
+    quantized: str = ""
     unknown: str = ""
 
 
-def load(directory: Path) -> Shape:
-    """Read a model's config.json.
+def config(directory: Path) -> dict[str, Any]:
+    """A model's config.json.
 
     Args:
         directory: The model's directory.
 
     Raises:
-        CheckFailed: There is none, or it is malformed.
+        CheckFailed: There is none, or it cannot be read.
     """
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no table")
     except FileNotFoundError as error:
         raise CheckFailed(
             f"{directory} has no config.json",
@@ -76,11 +81,21 @@ def load(directory: Path) -> Shape:
         raise CheckFailed(
             f"{path} cannot be read", why=str(error), fix="download the model again"
         ) from error
+    return found
+
+
+@contextlib.contextmanager
+def understood(directory: Path) -> Iterator[None]:
+    """Make what reading a config.json stumbles over an error for people.
+
+    Raises:
+        CheckFailed: It was stumbled over.
+    """
     try:
-        return parse(config)
+        yield
     except (LookupError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckFailed(
-            f"{path} is not understood",
+            f"{directory / 'config.json'} is not understood",
             why=f"{type(error).__name__}: {error}",
             fix="is it a language model's? Its own way: PREFIX/bin/vllm serve MODEL",
         ) from error
@@ -103,7 +118,6 @@ def parse(config: Mapping[str, Any]) -> Shape:
         unknown = "multi-head latent attention"
     owners = count - shared if 0 < shared < count else count
     layers = tuple(_layer(text, kind, heads, hidden) for kind in kinds[:owners])
-    quantized = config.get("quantization_config") or text.get("quantization_config") or {}
     return Shape(
         kind=str(text.get("model_type") or config.get("model_type") or "unknown"),
         layers=layers,
@@ -113,11 +127,10 @@ def parse(config: Mapping[str, Any]) -> Shape:
         inner=_inner(text, hidden, shared),
         vocab=int(text.get("vocab_size") or 0),
         per_layer=int(text.get("hidden_size_per_layer_input") or 0),
-        longest=int(text.get("max_position_embeddings") or 0),
+        length=lengths.derive(config, text),
         towers=any(config.get(f"{what}_config") for what in ("vision", "audio")),
         # Where it is not said, a copy in the files is counted: too much is the safe side.
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-        quantized=str(quantized.get("quant_method") or ""),
         unknown=unknown,
     )
 

@@ -14,7 +14,10 @@ from sm75.health.client import Server
 from sm75.serve import place
 from sm75.serve import run as running
 from sm75.serve.flags import Given
-from sm75.serve.plan import Plan, make
+from sm75.serve.host import look
+from sm75.serve.notify import READY, notify
+from sm75.serve.plan import make
+from sm75.serve.planned import Plan
 
 
 def plan(
@@ -41,7 +44,7 @@ def plan(
     return make(
         program, model, place.model(model, environment), given, environment=environment,
         card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else 0,
-        ram_gib=facts.meminfo().get("MemTotal"),
+        host=look(),
     )  # fmt: skip
 
 
@@ -58,7 +61,8 @@ def run(
         planned: The plan.
         arguments: The user's own flags.
         environment: Variables.
-        patience: Seconds to wait for right answers; nothing: they are not asked for.
+        patience: Seconds to wait for right answers; nothing: they are not asked for. Where systemd
+            started us (Type=notify), it is told that we are ready when they are right, or at once.
 
     Returns:
         Its exit code, or 128 + n when signal n killed it.
@@ -74,7 +78,12 @@ def run(
     if patience is not None:
         key = given.value("--api-key") or environment.get("VLLM_API_KEY", "")
         watcher = Server(place.address(given), api_key=key)
-        threading.Thread(target=_watch, args=(watcher, patience, over), daemon=True).start()
+        notify(environment, "STATUS=starting; READY when its answers are right")
+        threading.Thread(
+            target=_watch, args=(watcher, patience, over, environment), daemon=True
+        ).start()
+    else:
+        notify(environment, READY)
     try:
         code, tail, passed = running.serve(
             planned.command, running.environment_of(program, environment)
@@ -86,7 +95,9 @@ def run(
     return code
 
 
-def _watch(server: Server, patience: float, over: threading.Event) -> None:
+def _watch(
+    server: Server, patience: float, over: threading.Event, environment: Mapping[str, str]
+) -> None:
     """Say when the server answers, and whether rightly. It goes on either way."""
 
     def clock() -> float:
@@ -99,8 +110,10 @@ def _watch(server: Server, patience: float, over: threading.Event) -> None:
     if over.is_set():
         return
     if found.well:
+        notify(environment, READY, "STATUS=answers are right")
         _say(f"serve: ready: answers are right ({server.url})")
     else:
+        notify(environment, "STATUS=NOT ready: see the log")
         _say("\n".join(["serve: NOT ready:", *found.lines()]))
 
 

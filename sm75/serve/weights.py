@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,9 @@ _BITS = {
 # What becomes the model's own type when it is loaded: vLLM makes the parameters in that type and
 # copies into them (vllm/model_executor/model_loader/weight_utils.py, default_weight_loader).
 _CONVERTED = ("F16", "BF16", "F32", "F64")
+# The linear layers of the checkpoints of transformers, by name. What else is linear to vLLM is
+# counted as it is: too much is the safe side.
+_LINEAR = re.compile(r"_proj(\.weight)?$|\.experts\.")
 _INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"
 
@@ -38,25 +43,32 @@ class Weights:
         disk_bytes: Their size.
         elements: Elements by type, of safetensors files without tied copies; empty: unknown.
         tied_bytes: Bytes of what is in the files and not loaded.
+        linear: Of the elements, those that ``--quantization fp8_per_tensor`` quantizes while they
+            are loaded: projections and experts.
     """
 
     files: tuple[Path, ...]
     disk_bytes: int
     elements: Mapping[str, int] = field(default_factory=dict)
     tied_bytes: int = 0
+    linear: Mapping[str, int] = field(default_factory=dict)
 
-    def card_bytes(self, element_bytes: int = 2) -> int:
+    def card_bytes(self, element_bytes: int = 2, linear_bytes: int | None = None) -> int:
         """Bytes on the card.
 
         Args:
             element_bytes: Of the type that the model is run in; 2 for float16.
+            linear_bytes: Of what linear layers are quantized to while loading; nothing: not so.
         """
         if not self.elements:
             return self.disk_bytes
-        return sum(
+        whole = sum(
             count * element_bytes if name in _CONVERTED else math.ceil(count * _BITS[name] / 8)
             for name, count in self.elements.items()
         )
+        if linear_bytes is None:
+            return whole
+        return whole - sum(self.linear.values()) * (element_bytes - linear_bytes)
 
 
 def measure(directory: Path, *, tied: bool = False) -> Weights | None:
@@ -77,8 +89,11 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
         return None
     size = sum(file.stat().st_size for file in files)
     if any(file.suffix != ".safetensors" for file in files):
+        for file in files:
+            _pickled(file)
         return Weights(files=files, disk_bytes=size)
     elements: Counter[str] = Counter()
+    linear: Counter[str] = Counter()
     skipped = 0
     for file in files:
         for name, dtype, count in _tensors(file):
@@ -86,7 +101,11 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
                 skipped += count * _BITS[dtype] // 8
             else:
                 elements[dtype] += count
-    return Weights(files=files, disk_bytes=size, elements=elements, tied_bytes=skipped)
+                if dtype in _CONVERTED and _LINEAR.search(name):
+                    linear[dtype] += count
+    return Weights(
+        files=files, disk_bytes=size, elements=elements, tied_bytes=skipped, linear=linear
+    )
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -113,7 +132,8 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
                 fix="finish the download: the same command goes on where it stopped",
             )
         return tuple(files)
-    for pattern in ("*.safetensors", "*.bin", "*.gguf"):
+    # The kinds of default_loader.py, _prepare_weights, in its order.
+    for pattern in ("*.safetensors", "*.bin", "*.pt"):
         found = sorted(directory.glob(pattern))
         # Mistral's own file beside Hugging Face's has the same weights.
         own = [file for file in found if not file.name.startswith("consolidated")]
@@ -143,6 +163,20 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
     size = file.stat().st_size
     if size < start + end:
         raise _damaged(file, f"it has {size:,} bytes, its header speaks of {start + end:,}")
+
+
+def _pickled(file: Path) -> None:
+    """Look at a file of torch.save: a zip archive since torch 1.6, which ends with its list."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_POINTER))
+        whole = not head.startswith(b"PK") or zipfile.is_zipfile(file)
+    except OSError as error:
+        raise _damaged(file, str(error.strerror)) from error
+    if head == _POINTER:
+        raise _damaged(file, "it is a Git LFS pointer, not the file: git lfs pull")
+    if not head or not whole:
+        raise _damaged(file, "it is empty" if not head else "it is cut short")
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

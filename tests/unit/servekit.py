@@ -64,6 +64,8 @@ GEMMA3 = {
     "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 131_072, "vocab_size": 262_208, "sliding_window": 1024,
 }  # fmt: skip
+# The same kinds of layers, in a model that may be run in float16.
+SLIDING = {**GEMMA3, "model_type": "exaone4", "sliding_window_pattern": 6}
 
 
 def text_tensors(config: Mapping[str, Any], dtype: str = "BF16") -> Tensors:

@@ -79,9 +79,6 @@ def test_a_good_g5g_is_ok_in_every_line() -> None:
         ({"compiler": "", "compiler_why": "no C++"}, "compiler", "warn", "no C++"),
         ({"available_gib": 1.0}, "RAM", "warn", "0 compile jobs"),
         ({"memory_gib": None}, "RAM", "unknown", "meminfo"),
-        ({"weights_gib": 15.2}, "weights", "fail", "15.2 GiB; the card has 15.0"),
-        ({"weights_gib": 9.5}, "weights", "warn", "9.5 GiB pass through 7.6"),
-        ({"weights_gib": 4.0}, "weights", "ok", "4.0 GiB"),
         ({"disk_gib": 3.0}, "disk", "warn", "3 GiB"),
         ({"glibc": "2.31"}, "glibc", "fail", "2.31"),
         ({"glibc": ""}, "glibc", "unknown", "no glibc"),
@@ -168,14 +165,6 @@ def test_a_program_is_read_for_its_processor(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (found.nvcc_machine, found.nvcc_release) == ("x86_64", "13.2")
     assert probing._elf_machine(Path(os.__file__)) == ""
-
-
-def test_weights_are_counted(run: Runner, tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as stream:
-        stream.truncate(3 << 30)
-    found = probing.collect(ROOT, path=tmp_path, model=tmp_path)
-    assert found.weights_gib == 3.0
-    assert run("doctor", "--model", tmp_path / "gone").code == 2
 
 
 def test_programs_that_fail_or_hang(monkeypatch: pytest.MonkeyPatch) -> None:

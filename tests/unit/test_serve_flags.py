@@ -29,6 +29,13 @@ def test_every_flag_exists(release: str) -> None:
     assert set(OURS + READ) <= set(known)
 
 
+def test_what_is_not_counted_exists() -> None:
+    known = {flag for release in RELEASES
+             for flag in (DATA / f"flags-{release}.txt").read_text().splitlines()}  # fmt: skip
+    named = {*flags._UNCOUNTED, *flags._ALIASES.values()}
+    assert named <= known
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_lists_are_the_releases_own(release: str) -> None:
@@ -147,3 +154,21 @@ def test_doctors_list_is_warned_of() -> None:
     assert [line.partition(":")[0] for line in said] == [
         "VLLM_ATTENTION_BACKEND", "LD_LIBRARY_PATH", "--config"]  # fmt: skip
     assert not flags.warnings(Given(()), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--enable-lora", ["--enable-lora (adapters and their buffers)"]),
+        ("-pp 2 -sc {}", ["--pipeline-parallel-size (stages", "--speculative-config (the draft"]),
+        ("--tensor-parallel-size=2", ["--tensor-parallel-size (an even share"]),
+        ("--limit_mm_per_prompt {}", ["--limit-mm-per-prompt (a guess"]),
+        ("-tp 1 -pp 1 --data-parallel-size 1", []),
+        ("--port 9 --no-enable-lora", []),
+    ],
+)
+def test_what_is_not_counted_is_one_line(arguments: str, says: list[str]) -> None:
+    found = [line for line in flags.warnings(Given(tuple(arguments.split())), {})
+             if "not counted in the table: " in line]  # fmt: skip
+    assert len(found) == bool(says)
+    assert all(text in found[0] for text in says)

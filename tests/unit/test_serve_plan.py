@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,25 @@ import pytest
 from sm75.errors import CheckFailed, UsageError
 from sm75.serve import memory, place, shape
 from sm75.serve.flags import Given
-from sm75.serve.plan import Plan, make
+from sm75.serve.host import Host, Note, look
+from sm75.serve.plan import make
+from sm75.serve.planned import Plan
 from sm75.serve.weights import measure, weight_files
 from sm75.smem.models import MODELS, Layer
 from tests.unit import servekit
 from tests.unit.projectkit import ROOT
 
 VLLM = Path("/env/bin/vllm")
+
+
+def _zip() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x" * 100)
+    return file.getvalue()
+
+
+ZIP = _zip()
 TABLE = {model.name: model for model in MODELS}
 
 
@@ -169,6 +184,34 @@ def test_damaged_weights(tmp_path: Path, spoil: Any, says: str) -> None:
     assert says in caught.value.why
 
 
+@pytest.mark.parametrize("ends", [".bin", ".pt"])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"", "empty"), (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+     (ZIP[:-30], "cut short")],
+)  # fmt: skip
+def test_damaged_files_of_torch(tmp_path: Path, ends: str, data: bytes, says: str) -> None:
+    model = servekit.model(tmp_path / "m", servekit.LLAMA1)
+    (model / "model.safetensors").unlink()
+    file = model / f"pytorch_model{ends}"
+    file.write_bytes(data)
+    with pytest.raises(CheckFailed) as caught:
+        measure(model)
+    assert says in caught.value.why
+    for whole in (ZIP, b"\x80\x02 an old pickle"):
+        file.write_bytes(whole)
+        found = measure(model)
+        assert found is not None
+        assert found.disk_bytes == len(whole)
+
+
+def test_what_vllm_does_not_read_are_no_weights(tmp_path: Path) -> None:
+    """0.33.0, default_loader.py, _prepare_weights: it has no GGUF."""
+    model = servekit.model(tmp_path / "m", servekit.LLAMA1)
+    (model / "model.safetensors").rename(model / "model.gguf")
+    assert weight_files(model) == ()
+
+
 def test_no_weights(tmp_path: Path) -> None:
     model = servekit.model(tmp_path / "m", servekit.LLAMA1)
     (model / "model.safetensors").unlink()
@@ -176,7 +219,9 @@ def test_no_weights(tmp_path: Path) -> None:
         planned(model)
 
 
-@pytest.mark.parametrize("config", [servekit.E2B, servekit.GEMMA3, servekit.LLAMA1, servekit.QWEN4])
+@pytest.mark.parametrize(
+    "config", [servekit.E2B, servekit.SLIDING, servekit.LLAMA1, servekit.QWEN4]
+)
 def test_what_is_planned_adds_up(tmp_path: Path, config: Mapping[str, Any]) -> None:
     found = planned(servekit.model(tmp_path / "m", config))
     rows = {row.what: row.mib for row in found.budget.rows}
@@ -233,9 +278,16 @@ def test_the_users_numbers_are_counted_with(tmp_path: Path) -> None:
     assert short.sums()["requests_of_full_length"] > plain.sums()["requests_of_full_length"]
     auto = planned(model, "--max-model-len", "auto")
     assert auto.command[-2:] == ("--max-model-len", "auto")
-    two = planned(model, "-tp", "2")
     weights = {row.what: row.mib for row in plain.budget.rows}["- weights"]
-    assert {row.what: row.mib for row in two.budget.rows}["- weights"] == pytest.approx(weights / 2)
+    for flag, parts in (("-tp", 2), ("-pp", 2)):
+        cut = planned(model, flag, str(parts))
+        assert {row.what: row.mib for row in cut.budget.rows}["- weights"] == pytest.approx(
+            weights / parts
+        )
+    assert plain.cache is not None
+    staged = planned(model, "-pp", "3").cache
+    assert staged is not None
+    assert sum(group.layers for group in staged.groups) == 5
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -247,6 +299,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="does not fit the card"):
         planned(model, "--max-model-len", "512")  # more than the card has: not by estimates
     assert planned(model, "-tp", "2").length
+    assert planned(model, "-pp", "2").length
     assert planned(model, card_mib=24_576).length
 
 
@@ -260,9 +313,9 @@ def test_estimates_alone_can_be_overruled(tmp_path: Path) -> None:
 
 
 def test_a_length_that_cannot_fit_is_refused(tmp_path: Path) -> None:
-    model = servekit.model(tmp_path / "m", servekit.QWEN4)
-    with pytest.raises(CheckFailed, match="--max-model-len 100000 does not fit"):
-        planned(model, "--max-model-len", "100000")
+    model = servekit.model(tmp_path / "m", servekit.LLAMA8, {"x": ("F16", [1 << 30])})
+    with pytest.raises(CheckFailed, match="--max-model-len 131072 does not fit"):
+        planned(model, "--max-model-len", "131072")
     assert planned(model, "--max-model-len", "40960").length == 40_960
 
 
@@ -280,11 +333,43 @@ def test_other_kinds_of_layers_leave_the_length_to_vllm(
     assert any("not told here" in line for line in found.lines())
 
 
-def test_ram_is_doctors_rule(tmp_path: Path) -> None:
-    model = servekit.model(tmp_path / "m", servekit.E2B)
-    assert "slow, and untested" in planned(model, ram_gib=7.6).host
-    assert planned(model, ram_gib=31.0).host == "31.0 GiB for 8.7 GiB of weights"
-    assert planned(model).host == "cannot be seen"
+def said_of(model: Path, **host: Any) -> list[tuple[str, str]]:
+    return [(note.status, note.says) for note in planned(model, host=Host(**host)).host]
+
+
+def test_ram(tmp_path: Path) -> None:
+    model = servekit.model(tmp_path / "m", servekit.E2B, files=3)
+    assert said_of(model, ram_gib=7.6) == [
+        ("warn", "8.7 GiB pass through 7.6 GiB of RAM: slow, and untested")
+    ]
+    assert said_of(model, ram_gib=31.0) == [("ok", "31.0 GiB for 8.7 GiB of weights")]
+    assert planned(model).host == (Note(status="unknown", says="cannot be seen"),)
+    assert "RAM: cannot be seen" in planned(model).lines()
+
+
+def test_a_file_that_cannot_be_mapped(tmp_path: Path) -> None:
+    """docs/g5g.md, 8 GiB of RAM: one file of more than RAM and swap is refused, two are read."""
+    one = servekit.model(tmp_path / "one", servekit.E2B)
+    [slow, refused] = said_of(one, ram_gib=7.6, swap_gib=0.5)
+    assert slow[0] == refused[0] == "warn"
+    assert refused[1].startswith("model.safetensors has 8.7 GiB, RAM and swap together 8.1: Linux")
+    assert len(said_of(one, ram_gib=7.6, swap_gib=8.0)) == 1
+    assert len(said_of(one, ram_gib=7.6, overcommit=1)) == 1
+    assert len(said_of(one, ram_gib=7.6, overcommit=2)) == 2
+
+
+def test_this_machines_memory(tmp_path: Path) -> None:
+    proc = tmp_path / "proc" / "sys" / "vm"
+    proc.mkdir(parents=True)
+    (proc / "overcommit_memory").write_text("1\n")
+    (tmp_path / "proc" / "meminfo").write_text(
+        "MemTotal:       7340032 kB\nSwapTotal:      1048576 kB\n"
+    )
+    assert look(tmp_path) == Host(ram_gib=7.0, swap_gib=1.0, overcommit=1)
+    assert look(tmp_path / "none") == Host()
+    assert look().ram_gib == pytest.approx(
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, rel=0.05
+    )
 
 
 def test_towers_cost(tmp_path: Path) -> None:
@@ -358,7 +443,7 @@ def test_the_documentation_shows_what_is_said(tmp_path: Path) -> None:
     """The example of docs/serving.md: the language part of Gemma 4 E2B on a g5g.2xlarge."""
     directory = servekit.model(tmp_path / "m", servekit.E2B)
     found = make(Path("/opt/vllm/bin/vllm"), "/srv/model", directory, Given(()), environment={},
-                 ram_gib=15.4)  # fmt: skip
+                 host=Host(ram_gib=15.4))  # fmt: skip
     page = (ROOT / "docs" / "serving.md").read_text()
     shown = page.partition("<!-- example -->\n```\n")[2].partition("\n```\n")[0]
     assert shown == "\n".join(found.lines())

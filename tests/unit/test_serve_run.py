@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sm75.serve.notify import notify
 from sm75.serve.run import Tail
 from tests.unit import servekit
 from tests.unit.commandkit import Runner
@@ -256,6 +257,52 @@ def test_health_is_said_and_the_server_stays(start: Start, sick: bool) -> None:
     assert process.wait(timeout=PATIENCE) == 3
 
 
+def test_systemd_is_told(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Type=notify has it: ready when the answers are right, and the server knows no socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        process = start(
+            "import os; print('socket', os.environ.get('NOTIFY_SOCKET'), flush=True)\n"
+            f"SICK = False\n{SERVER}", "--health --wait 50"
+        )  # fmt: skip
+        assert line(process, b"socket ") == b"socket None\n"
+        assert systemd.recv(4096).startswith(b"STATUS=starting")
+        assert systemd.recv(4096).splitlines()[0] == b"READY=1"
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=PATIENCE) == 3
+
+
+def test_systemd_is_not_told_of_nonsense(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        process = start(f"SICK = True\n{SERVER}", "--health --wait 50")
+        assert systemd.recv(4096).startswith(b"STATUS=starting")
+        assert systemd.recv(4096) == b"STATUS=NOT ready: see the log"
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/none", "@no-such-abstract-one"])
+def test_no_systemd(address: str) -> None:
+    notify({"NOTIFY_SOCKET": address}, "READY=1")
+    notify({}, "READY=1")
+
+
+def test_an_abstract_socket() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("")  # Linux names it
+        name = systemd.getsockname()[1:].decode()
+        notify({"NOTIFY_SOCKET": f"@{name}"}, "READY=1", "STATUS=x")
+        assert systemd.recv(100) == b"READY=1\nSTATUS=x"
+
+
 def test_health_says_nothing_of_a_server_that_ended(start: Start) -> None:
     process = start("import time; time.sleep(0.5); raise SystemExit(4)", "--health")
     _, err = process.communicate(timeout=PATIENCE)
@@ -293,6 +340,20 @@ def test_dry_run_starts_nothing(tmp_path: Path, model: Path, run: Runner) -> Non
     assert data["line"] in run("serve", model, "--prefix", prefix, "--dry-run").out
     assert [row["what"] for row in data["rows"]][:1] == ["card"]
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("typed", ["--port", "-tp", "--max-model-len=8k"])
+def test_vllms_flags_before_the_dashes(model: Path, run: Runner, typed: str) -> None:
+    ended = run("serve", model, "--dry-run", typed, "2", "--", "--port", "9")
+    assert ended.code == 2
+    assert f"serve has no option {typed}\n" in ended.err
+    assert f"next: python3 orchestrator.py serve MODEL -- {typed} ..." in ended.err
+
+
+def test_a_typing_error_in_our_own_flag(model: Path, run: Runner) -> None:
+    ended = run("serve", model, "--dryrun")
+    assert ended.code == 2
+    assert "did you mean --dry-run?" in ended.err
 
 
 def test_json_goes_with_dry_run_only(tmp_path: Path, model: Path, run: Runner) -> None:
