@@ -97,6 +97,12 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained(
         kernel="kernel_unified_attention",
+        parameters={"HEAD_SIZE_PADDED": 256, "BLOCK_M": 16, "IS_3D": False},
+        most=20,
+        why="Gemma 3 4B with image ranges: five registers; ahead of time it has kernels of its own",
+    ),
+    Explained(
+        kernel="kernel_unified_attention",
         parameters={"BLOCK_M": 64},
         most=10_240,
         why="more than 32 queries a KV head (no released model but Falcon): upstream's warps",
