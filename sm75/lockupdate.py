@@ -16,6 +16,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from sm75 import closurelock, constraints, fetch, lockdiff, lockmake, lockpolicy
+from sm75.aot import sources
 from sm75.atomic import sweep, write_bytes
 from sm75.closureresolve import sdist_requirements
 from sm75.errors import FetchError, LockError, PatchError, UsageError
@@ -64,12 +65,14 @@ class Outcome:
         diff: Against the former lock.
         changed: Paths whose content is new, sorted; with ``dry_run`` they are not written.
         written: Whether they were.
+        kernels: Whether the attention kernels of ahead of time are those that were proved.
     """
 
     made: Made
     diff: lockdiff.Diff
     changed: tuple[str, ...]
     written: bool
+    kernels: str
 
     def lines(self) -> Iterator[str]:
         """The outcome for a person: what changes, what is missing, what was written."""
@@ -86,6 +89,7 @@ class Outcome:
         yield f"patches: {self.made.standing.statement()}"
         if not self.made.standing.own:
             yield f"  when there are some: python3 orchestrator.py lock --vllm {lock.vllm}"
+        yield f"kernels: {self.kernels}"
         if not self.changed:
             yield "every file is as it was"
         for name in self.changed:
@@ -104,6 +108,7 @@ class Outcome:
                 "buildable": self.made.standing.buildable,
                 "states": {r.name: str(r.state) for r in self.made.standing.results},
             },
+            "kernels": self.kernels,
             "diff": self.diff.to_json(),
             "files": list(self.changed),
             "written": self.written,
@@ -195,7 +200,10 @@ def _update(
         for name, content in made.files.items():
             if name in changed:
                 write_bytes(root / name, content)
-    return Outcome(made=made, diff=diff, changed=changed, written=not request.dry_run)
+    kernels = sources.note(root, store.get(made.lock.artifact("vllm-sdist")))
+    return Outcome(
+        made=made, diff=diff, changed=changed, written=not request.dry_run, kernels=kernels
+    )
 
 
 def _latest(

@@ -53,6 +53,10 @@ def test_a_lock_is_made_and_agrees_with_its_tree(world: World) -> None:
     ]  # fmt: skip
     lockcheck.check(world.root, lock, world.store)
     assert "patches: patches/0.33.0: 1 files, all apply" in list(done.lines())
+    # This tree's modules have no kernels, and nothing was proved here.
+    assert done.to_json()["kernels"] == done.kernels
+    assert f"kernels: {done.kernels}" in list(done.lines())
+    assert "are not those that were proved" in done.kernels
     text = (world.root / "lock/0.33.0/omissions.toml").read_text()
     assert text.startswith("# Requirements of vLLM 0.33.0 that")
     assert "gadget" not in text
