@@ -52,6 +52,8 @@ def derive(config: Mapping[str, Any], text: Mapping[str, Any]) -> Length:
         TypeError, ValueError: A number is none.
     """
     said = {key: float(text[key]) for key in _KEYS if text.get(key) is not None}
+    if wrong := next((key for key, value in said.items() if value < 0), ""):
+        raise ValueError(f"{wrong} is {said[wrong]:g}")
     if text.get("model_max_length"):
         said = {"model_max_length": said["model_max_length"]}
     key = min(said, key=lambda name: said[name], default="")

@@ -117,7 +117,9 @@ def _choose(
     batched = given.number("--max-num-batched-tokens")
     graph = given.number("--max-cudagraph-capture-size")
     share = given.share()
-    for seqs in (asked,) if asked else _SEQS:
+    # vLLM refuses fewer tokens a step than sequences (vllm/config/scheduler.py).
+    open_ = [seqs for seqs in _SEQS if not batched or seqs <= batched]
+    for seqs in (asked,) if asked else open_:
         settings = Settings(
             seqs=seqs, share=share, graphs=not given.has("--enforce-eager"),
             batched=batched or max(2048, seqs), most_graph=graph or 0,

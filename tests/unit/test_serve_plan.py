@@ -97,7 +97,8 @@ def test_layer_kinds(change: dict[str, Any], kinds: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [({"layer_types": ["full_attention"] * 3}, "3 entries for 16 layers"),
-     ({"num_hidden_layers": "many"}, "ValueError"), ({"hidden_size": None}, "TypeError")],
+     ({"num_hidden_layers": "many"}, "ValueError"), ({"hidden_size": None}, "TypeError"),
+     ({"max_position_embeddings": -1}, "max_position_embeddings is -1")],
 )  # fmt: skip
 def test_malformed_configs(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     model = servekit.model(tmp_path / "m", servekit.LLAMA1)
@@ -105,6 +106,14 @@ def test_malformed_configs(tmp_path: Path, change: dict[str, Any], says: str) ->
     with pytest.raises(CheckFailed, match="not understood") as caught:
         planned(model)
     assert says in caught.value.why
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 100])
+def test_no_more_sequences_than_tokens_a_step(tmp_path: Path, tokens: int) -> None:
+    """vLLM refuses what has fewer (vllm/config/scheduler.py)."""
+    model = servekit.model(tmp_path / "m", servekit.LLAMA1)
+    found = planned(model, "--max-num-batched-tokens", str(tokens))
+    assert found.settings.seqs <= tokens
 
 
 def test_no_config(tmp_path: Path) -> None:
