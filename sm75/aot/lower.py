@@ -22,14 +22,13 @@ from typing import Any
 
 import msgspec
 
-from sm75.aot import kept
+from sm75.aot import kept, sass
 from sm75.aot.adapt import adapt, is_kernel
 from sm75.aot.manifest import Manifest
 from sm75.aot.pack import Compiled
 from sm75.aot.plan import Wanted, plan
 from sm75.aot.record import CAPABILITY, MODULES
-from sm75.aot.sass import HMMA
-from sm75.errors import BuildError
+from sm75.errors import BuildError, ToolchainError
 from sm75.progress import Reporter
 from sm75.smem.standins import ALWAYS_REAL
 
@@ -279,13 +278,10 @@ def tensor_cores(cubin: bytes, tools: Tools) -> int:
     """Tensor-core instructions (HMMA.1688) in machine code; -1 without a disassembler."""
     if not tools.disassembler:
         return -1
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run(
-            [*tools.disassembler, file.name], check=False, capture_output=True, text=True
-        )
-    return len(HMMA.findall(done.stdout)) if done.returncode == 0 else -1
+    try:
+        return sass.disassemble(tools.disassembler, cubin).hmma
+    except ToolchainError:
+        return -1
 
 
 def facts(one: Compiled) -> dict[str, Any]:

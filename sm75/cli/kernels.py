@@ -13,7 +13,9 @@ import click
 from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
 
 if TYPE_CHECKING:
+    from sm75.aot.package import Made
     from sm75.lockfile import ReleaseLock
+    from sm75.progress import Reporter
     from sm75.store import Store
 
 
@@ -50,7 +52,7 @@ def kernels_build(
             home = files / MODULE
             made = step.compile_files(ROOT, lock, place, home, reporter, unproved=unproved)
         else:
-            made = step.build(ROOT, lock, place, channel.absolute(), reporter, warn)
+            made = _publish(lock, place, channel.absolute(), reporter)
     if as_json:
         print_json(_plain(made))
         return
@@ -127,6 +129,16 @@ def kernels_show(as_json: bool, home: Path) -> None:
         Console(width=max(Console().width, 130)).print(table.variants(index))
 
 
+def _publish(lock: ReleaseLock, store: Store, channel: Path, reporter: Reporter) -> Made:
+    """Build the package, and record what made it, so that ``build`` need not again."""
+    from sm75.aot import package as step
+
+    made = step.build(ROOT, lock, store, channel, reporter, warn)
+    if made.package is not None:
+        step.remember(ROOT, lock, made.package)
+    return made
+
+
 def outlook(*, offline: bool) -> str:
     """What ``build`` would do about the kernels, as a line for ``--dry-run``."""
     from sm75.aot import tools
@@ -172,9 +184,7 @@ def after_build(
         if (known := step.current(ROOT, lock, channel)) is not None:
             return known
         with make_reporter(sys.stderr if quiet else None) as reporter:
-            made = step.build(ROOT, lock, store, channel, reporter, warn)
-        if made.package is not None:
-            step.remember(ROOT, lock, made.package)
+            made = _publish(lock, store, channel, reporter)
     except Sm75Error as error:
         if required:
             raise
