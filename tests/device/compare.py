@@ -13,7 +13,8 @@ from typing import Any
 
 # By checkpoint. Logits of these models reach 30 (soft cap) and the engine computes in float16, with
 # a relative error of 2**-11 at each rounding. Marlin for 7.5 also adds up in float16.
-TOLERANCE = {"plain": 0.05, "w4a16-unpacked": 0.15}
+# With experts the reference and the engine now and then ask another one for the same token.
+TOLERANCE = {"plain": 0.05, "vision": 0.05, "experts": 0.15, "w4a16-unpacked": 0.15}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """One engine, started by itself: prompts alone, all at once, and once more with what it remembers.
 
-python -m tests.device.engine MODEL eager|graphs OUT
+A model with a pictures.json is shown its pictures.
+
+    python -m tests.device.engine MODEL eager|graphs OUT
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.device import pictures
 from tests.device.models import CONTEXT
-from tests.device.reference import TOKENS
+from tests.device.reference import TOKENS, questions
 
 # Prefill steps: the longer prompts are cut into several.
 CHUNK = 1024
+# Four images are what the kernels of ahead of time are made for; the towers for sound are absent.
+SEEING: dict[str, Any] = {"limit_mm_per_prompt": {"image": 4, "video": 0, "audio": 0}}
 
 
 def settings(mode: str) -> dict[str, Any]:
@@ -29,12 +34,21 @@ def settings(mode: str) -> dict[str, Any]:
     } | ({} if mode == "eager" else {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}})  # fmt: skip  # noqa: E501
 
 
-def row(prompt: list[int], output: Any) -> dict[str, Any]:
-    """One answer."""
+def row(asked: dict[str, Any], output: Any) -> dict[str, Any]:
+    """One answer.
+
+    Raises:
+        ValueError: The engine made another prompt of what it was given.
+    """
     made = output.outputs[0]
     tokens = list(made.token_ids)
+    if list(output.prompt_token_ids) != asked["prompt"]:
+        raise ValueError(
+            f"a prompt of {len(asked['prompt'])} tokens became one of "
+            f"{len(output.prompt_token_ids)}, other than transformers' processor makes it"
+        )
     return {
-        "prompt": prompt,
+        **asked,
         "tokens": tokens,
         "logprobs": [
             entry[token].logprob for entry, token in zip(made.logprobs, tokens, strict=True)
@@ -43,28 +57,47 @@ def row(prompt: list[int], output: Any) -> dict[str, Any]:
     }
 
 
+def given(asked: dict[str, Any], shown: list[Any]) -> dict[str, Any]:
+    """A prompt as the engine takes it: its images beside it, each a single token in it.
+
+    Args:
+        asked: ``prompt`` as it is to come out of the processor, ``images`` by number.
+        shown: All images.
+    """
+    if not asked.get("images"):
+        return {"prompt_token_ids": asked["prompt"]}
+    return {
+        "prompt_token_ids": pictures.folded(asked["prompt"]),
+        "multi_modal_data": {"image": [shown[number] for number in asked["images"]]},
+    }
+
+
 def main() -> None:
     """Run and write what was generated."""
     model, mode, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     vllm: Any = importlib.import_module("vllm")
     platforms: Any = importlib.import_module("vllm.platforms")
-    prompts = json.loads((model.parent / "prompts.json").read_text())
+    rows = questions(model)
+    sees = (model / "pictures.json").is_file()
+    shown = pictures.images() if sees else []
     started = time.monotonic()
-    engine = vllm.LLM(model=str(model), **settings(mode))
+    engine = vllm.LLM(model=str(model), **settings(mode), **(SEEING if sees else {}))
     ready = time.monotonic()
     wanted = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
 
-    def ask(some: list[list[int]]) -> list[dict[str, Any]]:
-        given = [{"prompt_token_ids": prompt} for prompt in some]
-        made = engine.generate(given, wanted, use_tqdm=False)
-        return [row(prompt, output) for prompt, output in zip(some, made, strict=True)]
+    def ask(some: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        made = engine.generate([given(asked, shown) for asked in some], wanted, use_tqdm=False)
+        return [row(asked, output) for asked, output in zip(some, made, strict=True)]
 
-    runs = {"single": [ask([prompt])[0] for prompt in prompts]}
+    runs = {"single": [ask([asked])[0] for asked in rows]}
     engine.reset_prefix_cache()
-    runs["batched"] = ask(prompts)
-    runs["batched, prefixes cached"] = ask(prompts)
+    runs["batched"] = ask(rows)
+    runs["batched, prefixes cached"] = ask(rows)
     # The same beginnings with other ends: part of each is remembered.
-    runs["longer, prefixes cached"] = ask([[*prompt, *range(10, 47)] for prompt in prompts])
+    ends = list(range(20, 57))
+    runs["longer, prefixes cached"] = ask(
+        [{**asked, "prompt": [*asked["prompt"], *ends]} for asked in rows]
+    )
     capability = platforms.current_platform.get_device_capability()
     out.write_text(
         json.dumps(

@@ -43,7 +43,7 @@ SHIMS = {
 NOT_RUN = {
     "a Turing card, sm_75 machine code, aarch64": "none was at hand; this GPU runs the same PTX",
     "torch 2.12": "the machine has the torch named above",
-    "a multimodal tower, MoE, LoRA, sampling other than greedy": "not part of this test",
+    "sound, LoRA, sampling other than greedy": "not part of this test",
 }
 
 
@@ -79,6 +79,9 @@ CASES = (
          arguments=("eager",)),
     Case(name="marlin-graphs", module="engine", model="w4a16", exact="w4a16-unpacked",
          arguments=("graphs",)),
+    Case(name="vision", module="engine", model="vision", exact="vision", arguments=("graphs",)),
+    Case(name="experts", module="engine", model="experts", exact="experts",
+         arguments=("graphs",)),
     Case(name="health-random", module="health", model="random-gemma", exact="", health=1),
     # 4 query heads on 2 KV heads of 64: no model of the table.
     Case(name="health-sane", module="health", model="sane", exact="", health=0, table=False),
@@ -96,13 +99,15 @@ class Bench:
         python: Interpreter with torch.
         work: Directory of everything that is made.
         path: Directories for its path.
+        ahead: Whether the kernels of ahead of time are there, of which this GPU runs the PTX.
     """
 
-    def __init__(self, python: str, work: Path, path: list[Path]) -> None:
+    def __init__(self, python: str, work: Path, path: list[Path], *, ahead: bool = False) -> None:
         self.python = python
         self.work = work
         self.site = work / "site"
         self.path = path
+        self.ahead = ahead
 
     def environment(self, case: str, *, turing: bool = True) -> dict[str, str]:
         """Of one process; caches are its own, so that its kernels can be told from others'."""
@@ -114,6 +119,7 @@ class Bench:
         return {
             **os.environ,
             **(shims if turing else {}),
+            **({"SM75_KERNELS": "ptx"} if self.ahead else {}),
             "PYTHONPATH": os.pathsep.join(
                 str(p) for p in ([HERE / "asturing", *places] if turing else places)
             ),
@@ -148,8 +154,7 @@ class Bench:
 
 
 def unpack(package: Path, site: Path) -> None:
-    """Put the package's Python part into a directory, as an installer would."""
-    shutil.rmtree(site, ignore_errors=True)
+    """Put a package's Python part into a directory, as an installer would."""
     for entry, content in iter_payload(package):
         inside = re.search(r"site-packages/(.+)", entry.name)
         if inside is None or not entry.isfile():
@@ -173,10 +178,13 @@ def driver() -> tuple[dict[str, str], tuple[int, int]]:
     return {**facts, "cuda": f"{cuda[0]}.{cuda[1]}"}, PTX_OF_CUDA.get(cuda, (9, 0))
 
 
-def prepare(bench: Bench, package: Path) -> dict[str, Any]:
-    """Unpack the package, apply the shims to it, compile the one in C; what was done."""
+def prepare(bench: Bench, package: Path, ahead: Path | None) -> dict[str, Any]:
+    """Unpack the packages, apply the shims, compile the one in C; what was done."""
     gpu, version = driver()
-    unpack(package, bench.site)
+    shutil.rmtree(bench.site, ignore_errors=True)
+    for each in (package, ahead):
+        if each is not None:
+            unpack(each, bench.site)
     lowered = {p.name: lower(p, version) for p in sorted((bench.site / "vllm").glob("*.so"))}
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-O1", "-o", str(bench.work / "capability.so"),
@@ -191,6 +199,7 @@ def prepare(bench: Bench, package: Path) -> dict[str, Any]:
         "gpu": gpu,
         "versions": json.loads(versions.splitlines()[-1]),
         "package": package.name,
+        "kernels": ahead.name if ahead else None,
         "input_hash": read_info(package)["about"]["extra"]["input_hash"],
         "ptx": {"lowered to": ".".join(map(str, version)), "pieces": lowered},
     }
@@ -252,13 +261,17 @@ def kernels(cache: Path) -> list[dict[str, Any]]:
 
 def score(bench: Bench, exact: str, rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The reference's figures for some rows; the same row is looked at once."""
-    unique = {json.dumps([r["prompt"], r["tokens"]]): r for r in rows}
+
+    def key(row: dict[str, Any]) -> str:
+        return json.dumps([row["prompt"], row.get("images"), row["tokens"]])
+
+    unique = {key(r): r for r in rows}
     given, out = bench.work / f"{name}-rows.json", bench.work / f"{name}-scores.json"
     given.write_text(json.dumps(list(unique.values())))
     model = str(bench.work / "models" / exact)
     bench.module(name, "device.reference", model, "float32", str(given), str(out), turing=False)
     scores = dict(zip(unique, json.loads(out.read_text()), strict=True))
-    return [scores[json.dumps([r["prompt"], r["tokens"]])] for r in rows]
+    return [scores[key(r)] for r in rows]
 
 
 def verdicts(bench: Bench, exact: str, results: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -281,6 +294,7 @@ def verdicts(bench: Bench, exact: str, results: dict[str, Any]) -> dict[str, dic
         cached = sum(r.get("cached", 0) for r in rows)
         judged[case][run] = {
             "prompts": [len(r["prompt"]) for r in rows],
+            **({"images": [len(r["images"]) for r in rows]} if "images" in rows[0] else {}),
             **verdict.facts(),
             **({"cached_tokens": cached} if "cached" in rows[0] else {}),
         }
@@ -339,6 +353,7 @@ def main() -> int:
     parser.add_argument("--path", type=Path, action="append", default=[])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kernels", type=Path, help="the package vllm-sm75-kernels")
     parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--parallel", type=int, default=1, help="cases at once")
     parser.add_argument("--health", type=Path, help="lessons.json and sane/ of the --work of "
@@ -346,13 +361,19 @@ def main() -> int:
     given = parser.parse_args()
     work = given.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    bench = Bench(given.python, work, [p.absolute() for p in given.path])
+    bench = Bench(
+        given.python, work, [p.absolute() for p in given.path], ahead=given.kernels is not None
+    )
     names = given.only or [c.name for c in CASES if c.health is None or given.health]
     chosen = [case for case in CASES if case.name in names]
-    evidence = prepare(bench, given.package)
+    evidence = prepare(bench, given.package, given.kernels)
     exacts = sorted({case.exact for case in chosen} - {""})
-    if exacts and not (work / "models" / "prompts.json").exists():
-        bench.module("models", "device.models", str(work / "models"), turing=False)
+    models = work / "models"
+    seeing = {"vision", "experts"}
+    if set(exacts) - seeing and not (models / "prompts.json").exists():
+        bench.module("models", "device.models", str(models), turing=False)
+    if set(exacts) & seeing and not (models / "experts" / "pictures.json").exists():
+        bench.module("models", "device.pictures", str(models), turing=False)
     if any(case.health is not None for case in chosen):
         if given.health is None:
             parser.error("the cases of health need the directory of their models: --health")

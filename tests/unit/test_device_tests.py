@@ -6,12 +6,15 @@ import json
 import math
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sm75.cubin import read_device_code
 from tests.device.compare import judge
+from tests.device.engine import row
 from tests.device.fatbins import lower
+from tests.device.pictures import BOI, EOI, IMAGE, folded
 from tests.device.run import faults, kernels
 
 PTX = b"//\n.version 9.2\n.target sm_75\n.address_size 64\n.visible .entry k() {ret;}\n\0"
@@ -101,3 +104,19 @@ def test_faults_of_health_on_the_device(name: str, wanted: int) -> None:
     for codes in ([wanted, 1 - wanted], [11], []):
         (fault,) = faults({"cases": {name: {**good, "exit_codes": codes}}})
         assert f"not {wanted}" in fault
+
+
+def test_an_image_is_a_single_token_in_what_the_engine_is_given() -> None:
+    image = [BOI, IMAGE, IMAGE, IMAGE, EOI]
+    assert folded([2, 20, *image, *image, 21, *image]) == [2, 20, IMAGE, IMAGE, 21, IMAGE]
+    assert folded([2, 20, 21]) == [2, 20, 21]
+
+
+def test_another_prompt_than_was_meant_is_an_error() -> None:
+    made = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
+    output = SimpleNamespace(outputs=[made], prompt_token_ids=[2, 3], num_cached_tokens=None)
+    assert row({"prompt": [2, 3]}, output) == {
+        "prompt": [2, 3], "tokens": [7], "logprobs": [-1.0], "cached": 0
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="a prompt of 3 tokens became one of 2"):
+        row({"prompt": [2, 3, 4]}, output)
