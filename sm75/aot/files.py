@@ -111,6 +111,10 @@ class Files:
     raw: bytes
     code: Mapping[Kind, bytes]
 
+    def named(self) -> dict[str, bytes]:
+        """The files by the names that they have in the package."""
+        return {INDEX: self.raw, **{_NAMES[kind]: code for kind, code in self.code.items()}}
+
     def whole(self) -> Iterator[str]:
         """How the files of code differ from what the index says of them."""
         for kind, name in _NAMES.items():

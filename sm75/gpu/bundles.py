@@ -108,7 +108,7 @@ def pack(
     about: Mapping[str, Any],
     plan: Mapping[str, Mapping[str, Sequence[str] | str]],
     variants: Iterable[Prepared],
-    kernels: Path | None,
+    kernels: Mapping[str, bytes],
 ) -> bytes:
     """Make a bundle.
 
@@ -118,7 +118,7 @@ def pack(
         about: What was prepared.
         plan: As in ``Bundle``.
         variants: All that the plan names.
-        kernels: Directory of the kernels that were compiled ahead of time, if there is one.
+        kernels: Files of the package of kernels that were compiled ahead of time; empty: none.
     """
     index: dict[str, Any] = {"schema": SCHEMA, "about": about, "plan": plan, "variants": {}}
     files: dict[str, bytes] = {"__main__.py": _MAIN.encode()}
@@ -127,10 +127,7 @@ def pack(
     for name, tree in trees.items():
         for path in sorted(tree.rglob("*.py")):
             files[f"trees/{name}/{path.relative_to(tree).as_posix()}"] = path.read_bytes()
-    if kernels is not None:
-        for path in sorted(kernels.iterdir()):
-            if path.is_file():
-                files[f"{KERNELS}/{kernels.name}/{path.name}"] = path.read_bytes()
+    files |= {f"{KERNELS}/{name}": content for name, content in kernels.items()}
     for one in variants:
         files[f"ptx/{one.key}.ptx"] = one.ptx
         index["variants"][one.key] = {

@@ -16,6 +16,7 @@ from typing import Any
 
 from sm75 import atomic
 from sm75.aot import manifest
+from sm75.aot.files import MODULE, Files
 from sm75.errors import CheckFailed
 from sm75.gpu import bundles, trials
 from sm75.gpu.launcher import Prepared
@@ -33,7 +34,7 @@ def make(
     lock: ReleaseLock,
     store: Store,
     package: Path | None,
-    kernels: Path | None,
+    kernels: Files | None,
     reporter: Reporter,
 ) -> bytes:
     """Make the bundle of a package, or of the patched sources, beside the unpatched ones.
@@ -43,7 +44,7 @@ def make(
         lock: The release.
         store: Where the pinned sdist is.
         package: A built ``.conda`` or a directory; None: the sdist with the patches applied.
-        kernels: Directory of the kernels that were compiled ahead of time; None: none, and their
+        kernels: Those that were compiled ahead of time; None: none, and their
             side is left out.
         reporter: Shows the compilation.
 
@@ -81,16 +82,12 @@ def make(
             "subject": package.name if package else f"vllm {lock.vllm} with patches/{lock.vllm}",
             "triton": triton,
             "target": "sm_75",
-            "kernels": _count(kernels),
+            "kernels": len(kernels.index.variants) if kernels else 0,
         }
         variants = (cache.get(key) for key in sorted(keys))
-        return bundles.pack(root, trees, about, plan, variants, kernels)
-
-
-def _count(kernels: Path | None) -> int:
-    if kernels is None:
-        return 0
-    return len(json.loads((kernels / "index.json").read_bytes())["variants"])
+        ahead = {"__init__.py": b"", **kernels.named()} if kernels else {}
+        named = {f"{MODULE}/{name}": content for name, content in ahead.items()}
+        return bundles.pack(root, trees, about, plan, variants, named)
 
 
 def _trim(tree: Path) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sm75 import atomic
+from sm75.aot import files
 from sm75.errors import CheckFailed, ToolchainError, UsageError
 from sm75.gpu import bundles, judge, prepare
 from sm75.lockfile import ReleaseLock, load_target
@@ -44,7 +45,8 @@ def run_and_print(
         store: Where the pinned sdist is.
         package: A built ``.conda``; None: the sdist with the patches applied.
         bundle: Write the bundle here, and run nothing.
-        kernels: Directory of the kernels that were compiled ahead of time, to try them as well.
+        kernels: The kernels that were compiled ahead of time, to try them as well: their package,
+            or the directory of ``kernels build --files``.
         result: A result that a bundle wrote; show and judge it, and run nothing.
         as_json: Print JSON instead of tables.
 
@@ -56,9 +58,10 @@ def run_and_print(
     """
     if result is not None:
         return _show(read_result(result), as_json=as_json)
+    ahead = None if kernels is None else files.load(kernels)
     python = None if bundle is not None else find_python(root, lock)
     with make_reporter(quiet=as_json) as reporter:
-        content = prepare.make(root, lock, store, package, kernels, reporter)
+        content = prepare.make(root, lock, store, package, ahead, reporter)
     if bundle is not None:
         atomic.write_bytes(bundle, content, mode=0o755)
         size = len(content) / 2**20

@@ -107,9 +107,7 @@ def unpacked(tmp_path: Path, **changes: Any) -> Path:
     (tree / "vllm").mkdir(parents=True, exist_ok=True)
     (tree / "vllm" / "a.py").write_text("A = 1\n")
     plan = {"patched": {"one": ["k1"], "two": "does not fit"}}
-    kernels = tmp_path / "vllm_sm75_kernels"
-    kernels.mkdir(exist_ok=True)
-    (kernels / "index.json").write_text("{}")
+    kernels = {"vllm_sm75_kernels/index.json": b"{}"}
     made, again = (
         bundles.pack(
             ROOT, {"patched": tree}, {"vllm": "0"}, plan, [gpukit.prepared()], kernels=kernels
@@ -349,3 +347,12 @@ def test_trials_cover_the_issue() -> None:
     for trial in found:
         pairs = zip(trial.batch.queries, trial.batch.keys, strict=True)
         assert all(1 <= queries <= keys for queries, keys in pairs)
+
+
+def test_a_directory_without_kernels_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no kernels in") as refused:
+        report.run_and_print(
+            ROOT, None, None, None, bundle=tmp_path / "b.pyz", result=None,  # type: ignore[arg-type]
+            kernels=tmp_path, as_json=False,
+        )  # fmt: skip
+    assert "kernels build --files DIR" in refused.value.fix
