@@ -101,6 +101,15 @@ def built(planted: Path) -> Built:
     # Its progress goes to the terminal: a cold build is long.
     fetched = subprocess.run([sys.executable, str(ROOT / "orchestrator.py"), "fetch"], check=False)
     assert fetched.returncode == 0
+    # On a new machine it also installs the compiler, which --offline does not.
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "orchestrator.py"), "toolchain"],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert made.returncode == 0
+    toolchain = Path(made.stdout.split()[-1].removeprefix("file://"))
     done = subprocess.run(
         [sys.executable, str(ROOT / "orchestrator.py"), "build", "--offline", "--json",
          "--store", str(default_root())],
@@ -111,13 +120,6 @@ def built(planted: Path) -> Built:
     )  # fmt: skip
     assert done.returncode == 0, "the build failed; its message is above"
     package = Path(json.loads(done.stdout)["package"])
-    made = subprocess.run(
-        [sys.executable, str(ROOT / "orchestrator.py"), "toolchain"],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    toolchain = Path(made.stdout.split()[-1].removeprefix("file://"))
     return Built(package=package, channel=package.parents[1], toolchain=toolchain)
 
 
