@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +26,7 @@ from sm75 import (
     crates,
     fetch,
     inputs,
+    onebuild,
     preflight,
     remotecache,
     sbom,
@@ -117,6 +118,7 @@ class Outcome:
         built: False: it was there already.
         compiled: Sources that were compiled (or taken from the compiler cache).
         seconds: Wall time.
+        withdrawn: Packages of the channel whose place it took, as ``subdir/file``.
     """
 
     package: Path
@@ -124,6 +126,7 @@ class Outcome:
     built: bool
     compiled: tuple[str, ...]
     seconds: float
+    withdrawn: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +281,7 @@ def build(
     """
     started = time.monotonic()
     compiled: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
     built = False
     if planned.needed:
         fetch.require(
@@ -291,13 +295,16 @@ def build(
             # The one that was waited for may have built the same, and the inputs may be others.
             planned = look(lock, provider, settings)
             if planned.needed:
-                compiled = _build(lock, provider, settings, planned, reporter, check)
+                compiled, withdrawn = _build(lock, provider, settings, planned, reporter, check)
                 built = True
+    if not built:  # a killed run, or an older program, may have left other builds beside it
+        withdrawn = _publish(lock, settings, planned.package, {}, reporter)
     return Outcome(
         package=planned.package,
         inputs=planned.inputs,
         built=built,
         compiled=compiled,
+        withdrawn=withdrawn,
         seconds=time.monotonic() - started,
     )
 
@@ -309,7 +316,8 @@ def _build(
     planned: Planned,
     reporter: Reporter,
     check: Callable[[Path], None],
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Build and publish it; return what was compiled, and what was withdrawn."""
     if settings.recompile:
         shutil.rmtree(native_directory(settings, planned.inputs), ignore_errors=True)
     # What was unpacked for another build is never used again: nobody checks it.
@@ -340,16 +348,35 @@ def _build(
     condanorm.normalize(built, scratch, about_extra=extra)
     reporter.line("build: verify")
     check(scratch / built.name)
-    channels.publish(
-        [scratch / built.name],
-        settings.channel,
-        documents={f"{built.name}.provenance.json": canonical_json(facts)},
-        derived={sbom.SBOM: lambda tree: sbom.make(tree, settings.root, lock)},
-        wait=settings.wait,
-        say=reporter.line,
-    )
+    documents = {f"{built.name}{onebuild.PROVENANCE}": canonical_json(facts)}
+    withdrawn = _publish(lock, settings, scratch / built.name, documents, reporter)
     shutil.rmtree(scratch, ignore_errors=True)
-    return tuple(run.log.compiled)
+    return tuple(run.log.compiled), withdrawn
+
+
+def _publish(
+    lock: ReleaseLock,
+    settings: Settings,
+    package: Path,
+    documents: Mapping[str, bytes],
+    reporter: Reporter,
+) -> tuple[str, ...]:
+    """Have the channel offer this build of the version alone; return what was withdrawn.
+
+    Without documents, the package is in the channel already.
+    """
+    rivals = onebuild.Rivals(settings.channel, [package])
+    if documents or rivals():
+        channels.publish(
+            [package],
+            settings.channel,
+            documents=documents,
+            derived={sbom.SBOM: lambda tree: sbom.make(tree, settings.root, lock)},
+            remove=rivals,
+            wait=settings.wait,
+            say=reporter.line,
+        )
+    return rivals.found
 
 
 def native_directory(settings: Settings, made_of: inputs.Inputs) -> Path:

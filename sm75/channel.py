@@ -76,7 +76,7 @@ def publish(
     documents: Mapping[str, bytes] | None = None,
     record: Mapping[str, bytes] | None = None,
     derived: Mapping[str, Callable[[Path], bytes]] | None = None,
-    remove: Iterable[str] = (),
+    remove: Iterable[str] | Callable[[], Iterable[str]] = (),
     replace: bool = False,
     subdirs: Iterable[str] = (),
     wait: float = 3600.0,
@@ -97,7 +97,8 @@ def publish(
             names last of all, so that after a kill the next run still knows what it is to withdraw.
         derived: Such files that are made of the new state: each is given a directory with the
             packages and indexes as they will be.
-        remove: Packages to withdraw, as ``subdir/file``; deleted after the new index is in place.
+        remove: Packages to withdraw, as ``subdir/file``, and their documents; deleted after the new
+            index is in place. What can be called is asked once the lock is held.
         replace: Allow a package of the same file name with other content.
         subdirs: Subdirectories that get an index even when empty (``noarch`` always does).
         wait: Seconds to wait for another publisher.
@@ -115,7 +116,7 @@ def publish(
     check_location(channel)
     with locked(channel, wait, say):
         new = {_destination(p): p for p in packages}
-        withdrawn = set(remove)
+        withdrawn = set(remove() if callable(remove) else remove)
         if outside := sorted(name for name in withdrawn if not is_inside(name)):
             raise ChannelError(
                 f"refusing to remove {outside[0]!r}", why=f"it is no file of {channel}"

@@ -349,6 +349,23 @@ def _faults(channel: Path) -> list[Problem]:
     return sorted(found)
 
 
+def indexed(channel: Path) -> dict[str, dict[str, Any]]:
+    """The records of a channel's indexes by ``subdir/file``.
+
+    Raises:
+        ChannelError: An index cannot be read.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(channel.glob(f"*/{REPODATA}")):
+        subdir = path.parent
+        try:
+            records = _read_index(subdir).conda
+        except (OSError, ValueError) as err:
+            raise ChannelError(f"{path} cannot be read", why=str(err)) from err
+        found |= {f"{subdir.name}/{name}": record for name, record in records.items()}
+    return found
+
+
 def holds(channel: Path, rel: str) -> bool:
     """Whether a channel has one package, listed, indexed and undamaged.
 

@@ -20,6 +20,7 @@ from sm75 import (
     closure,
     contract,
     fetch,
+    onebuild,
     publishtargets,
     recipedeps,
 )
@@ -179,6 +180,9 @@ def install(
     adapter.check_contract(agreed)
     place = image or Path(agreed.path)
     specs = installer.with_kernels(channel, release.vllm if exact else "")
+    plain = len(specs) == 1
+    ours, other_image = onebuild.adapter_for(channel, agreed.name)
+    specs += (ours,) if ours else ()
     box = installer.box_of(agreed) if foreign else installer.this_box()
     installer.check_platform(box)
     prefix = installer.place(prefix, channel, extra_channels)
@@ -205,13 +209,14 @@ def install(
             fix="run the same command again: it starts anew",
         ) from None
     warning = "" if foreign else _image_warning(place, minor)
-    if len(specs) == 1:
+    if plain:
         warning = warning or (
             f"the channel has no {installer.KERNELS} of this release: attention does without "
             "tensor cores (docs/turing-attention.md)"
         )
+    warnings = [warning, other_image, *onebuild.warnings(channel, packages)]
     return {"prefix": str(prefix), "python": minor, "packages": list(packages),
-            "warning": warning}  # fmt: skip
+            "warning": "; ".join(filter(None, warnings))}  # fmt: skip
 
 
 def _image_warning(place: Path, minor: str) -> str:

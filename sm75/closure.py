@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from sm75 import adapter, channelcheck, closureresolve, fetch, sbom, wheelmeta
+from sm75 import adapter, channelcheck, closureresolve, fetch, onebuild, sbom, wheelmeta
 from sm75 import channel as channels
 from sm75.atomic import write_bytes
 from sm75.closurelock import (
@@ -54,7 +54,7 @@ class Outcome:
     Attributes:
         packages: ``subdir/file`` of all packages of the closure, the adapter included.
         published: Those that the channel did not have.
-        withdrawn: Those of a former closure that were removed.
+        withdrawn: Those of a former closure that were removed, and other adapters of the contract.
     """
 
     packages: tuple[str, ...]
@@ -313,17 +313,20 @@ def build(
     finished[f"{built.parent.name}/{built.name}"] = built
     former = _former(channel)
     finished |= {f"{read_info(p)['index']['subdir']}/{p.name}": p for p in base}
-    # adapters of other contracts stay: the solver takes the one that the user names
-    withdrawn = sorted(p for p in former if p not in finished and not _is_adapter(p))
+    # adapters of other contracts stay: `install` takes the one of its own
+    out = [p for p in former if p not in finished and not _is_adapter(p)]
+    rivals = onebuild.Rivals(channel, [built], also=out)
+    rivals()
+    withdrawn = sorted({*out, *rivals.found})
     new = [p for name, p in sorted(finished.items()) if not channelcheck.holds(channel, name)]
     listed = sorted({*finished, *former} - {*withdrawn})
-    if new or listed != former:
+    if new or listed != former or rivals.found:
         channels.publish(
             new,
             channel,
             record={DOCUMENT: canonical_json({"packages": listed})},
             derived={sbom.SBOM: lambda tree: sbom.make(tree, root, release)},
-            remove=[name for name in withdrawn if (channel / name).exists()],
+            remove=rivals,
             subdirs=(lock.platform,),
             say=reporter.line,
         )
@@ -335,7 +338,7 @@ def build(
 
 
 def _is_adapter(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(f"{adapter.NAME}-")
+    return name.rpartition("/")[2].startswith(f"{onebuild.ADAPTER}-")
 
 
 def _digest(lock: RuntimeLock, omissions: Omissions) -> str:

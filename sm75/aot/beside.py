@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from sm75.aot.adapt import is_kernel
@@ -40,6 +41,18 @@ def _path(name: str) -> str:
 
 def _is_module(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
+
+
+def differing(sources: Mapping[str, str], modules: Mapping[str, bytes]) -> Iterator[str]:
+    """Names of the sources of kernels that a vllm lacks or has otherwise.
+
+    Args:
+        sources: sha256 (hex) by module, as the kernels' index has them.
+        modules: What :func:`read` found of the vllm.
+    """
+    for name, digest in sources.items():
+        if name not in modules or hashlib.sha256(modules[name]).hexdigest() != digest:
+            yield name
 
 
 def with_dots(sources: Iterable[bytes]) -> set[str]:

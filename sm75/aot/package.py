@@ -7,10 +7,10 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm75 import atomic, channel, condapkg
+from sm75 import atomic, channel, condapkg, onebuild, sbom
 from sm75.aot import check, lower, manifest, pack, proofs, tools
 from sm75.aot.files import MODULE
 from sm75.aot.pack import Compiled
@@ -32,12 +32,14 @@ class Made:
         packed: Variants in it.
         unknown: Variants left out, of which nothing is known.
         wrong: Variants left out, which were wrong.
+        withdrawn: Packages of the channel whose place it took, as ``subdir/file``.
     """
 
     package: Path | None
     packed: list[Compiled]
     unknown: list[Compiled]
     wrong: list[Compiled]
+    withdrawn: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -133,8 +135,20 @@ def build(
                 "LICENSE": condapkg.FileSource.from_path(root / "LICENSE", executable=False)
             },
         )  # fmt: skip
-        (published,) = channel.publish([package], place, say=say, remove=_others(place, package))
-    return Made(package=published, packed=made.packed, unknown=made.unknown, wrong=made.wrong)
+        published, withdrawn = _publish(root, lock, place, package, say)
+    return replace(made, package=published, withdrawn=withdrawn)
+
+
+def _publish(
+    root: Path, lock: ReleaseLock, place: Path, package: Path, say: Callable[[str], None]
+) -> tuple[Path, tuple[str, ...]]:
+    """Publish it alone: another build of the release would be as good for a solver."""
+    rivals = onebuild.Rivals(place, [package])
+    (published,) = channel.publish(
+        [package], place, say=say, remove=rivals,
+        derived={sbom.SBOM: lambda tree: sbom.make(tree, root, lock)},
+    )  # fmt: skip
+    return published, rivals.found
 
 
 RECORD = Path(".sm75") / "records" / "kernels.json"
@@ -176,24 +190,22 @@ def remember(root: Path, lock: ReleaseLock, package: Path) -> None:
     atomic.write_bytes(root / RECORD, json.dumps(made, indent=1).encode() + b"\n")
 
 
-def _others(place: Path, package: Path) -> list[str]:
-    # One for a release: another build of it would be as good for a solver.
-    version = package.name.rsplit("-", 1)[0]
-    return [
-        f"noarch/{path.name}"
-        for path in sorted((place / "noarch").glob(f"{version}-*.conda"))
-        if path.name != package.name
-    ]
-
-
-def add(place: Path, package: Path, sha256: str, say: Callable[[str], None]) -> Path:
+def add(
+    root: Path, lock: ReleaseLock, place: Path, package: Path, sha256: str,
+    say: Callable[[str], None],
+) -> tuple[Path, tuple[str, ...]]:  # fmt: skip
     """Take a package that was built elsewhere into a channel, by its hash.
 
     Args:
+        root: The project's directory.
+        lock: A release lock; the channel's bill of materials is renewed by it.
         place: The channel.
         package: The ``.conda``.
         sha256: What it must be.
         say: Told that there is a wait.
+
+    Returns:
+        The package in the channel, and the packages whose place it took, as ``subdir/file``.
 
     Raises:
         ChannelError: It is another file, or no package of kernels.
@@ -218,5 +230,4 @@ def add(place: Path, package: Path, sha256: str, say: Callable[[str], None]) -> 
             why="; ".join(f"{one.rule}: {one.evidence}" for one in wrong),
             fix="build it again there: python3 orchestrator.py kernels build",
         )
-    (published,) = channel.publish([package], place, say=say, remove=_others(place, package))
-    return published
+    return _publish(root, lock, place, package, say)

@@ -18,7 +18,7 @@ from sm75.cli.options import (
     refuse,
     shared,
 )
-from sm75.cli.reporting import keep, refresh
+from sm75.cli.reporting import keep, refresh, withdrew
 from sm75.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def build(
 ) -> None:  # fmt: skip
     """Build vllm-sm75 and publish it into the channel; fetches first what is missing."""
     from sm75 import build as step
+    from sm75 import onebuild
     from sm75.cli import kernels as ahead
     from sm75.lockfile import G5G
     from sm75.progress import make_reporter, span
@@ -177,6 +178,8 @@ def build(
         else:
             click.echo(f"build: {planned.package.name} "
                        + ("would be built" if planned.needed else "is in the channel"))  # fmt: skip
+            if gone := onebuild.Rivals(settings.channel, [planned.package])():
+                click.echo(f"build: would withdraw {', '.join(gone)}")
         if planned.needed and not as_json:
             _fetch(lock, place, mode, platform, dry_run=True)
         if not as_json and platform == G5G and kernels is not False:
@@ -195,7 +198,7 @@ def build(
             if check
             else (lambda package: None),
         )
-        if outcome.built or not (channel / "report.html").is_file():
+        if outcome.built or outcome.withdrawn or not (channel / "report.html").is_file():
             refresh(lock, channel, built=outcome.package if outcome.built else None)
         again = None
         if twice:
@@ -220,6 +223,7 @@ def build(
                 "package": str(outcome.package),
                 "kernels": str(attention) if attention else None,
                 "built": outcome.built,
+                "withdrawn": list(outcome.withdrawn),
                 "input_hash": outcome.inputs.input_hash,
                 "native_hash": outcome.inputs.native_hash,
                 "compiled": len(outcome.compiled),
@@ -238,6 +242,7 @@ def build(
         )
     else:
         click.echo(f"build: nothing to do, {outcome.package.name} is in the channel")
+    withdrew("build", outcome.withdrawn)
     if attention:
         click.echo(f"build: {attention}")
     if again:

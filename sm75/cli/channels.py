@@ -17,6 +17,7 @@ from sm75.cli.options import (
     open_store,
     print_json,
     shared,
+    warn,
 )
 from sm75.cli.reporting import refresh
 from sm75.errors import UsageError
@@ -40,7 +41,11 @@ def _option(channel: Path) -> str:
 @channel_group.command("verify")
 @shared("channel", "json")
 def channel_verify(channel: Path, as_json: bool) -> None:
-    """Check every file against SHA256SUMS and the index (conda does not, for file channels)."""
+    """Check every file against SHA256SUMS and the index (conda does not, for file channels).
+
+    Warns of a version of which the channel has several builds: clients take any of them.
+    """
+    from sm75 import onebuild
     from sm75.channelcheck import advice, count, verify_channel
     from sm75.errors import ChannelError
 
@@ -59,6 +64,8 @@ def channel_verify(channel: Path, as_json: bool) -> None:
         )
     if not as_json:
         click.echo(f"channel: every file in {channel} is as SHA256SUMS and the index say")
+    for choice in onebuild.choices(channel):
+        warn(str(choice))
 
 
 @channel_group.command("lock")

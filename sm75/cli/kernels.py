@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
+from sm75.cli.reporting import refresh, withdrew
 
 if TYPE_CHECKING:
     from sm75.aot.package import Made
@@ -53,6 +54,8 @@ def kernels_build(
             made = step.compile_files(ROOT, lock, place, home, reporter, unproved=unproved)
         else:
             made = _publish(lock, place, channel.absolute(), reporter)
+            refresh(lock, channel.absolute())
+    withdrew("kernels", made.withdrawn, aside=as_json)
     if as_json:
         print_json(_plain(made))
         return
@@ -86,7 +89,11 @@ def kernels_add(channel: Path, sha256: str, package: Path) -> None:
     """Take a package that was built on another machine into the channel, by its hash."""
     from sm75.aot import package as step
 
-    click.echo(f"kernels: {step.add(channel.absolute(), package, sha256, warn)}")
+    lock = load_lock(None)
+    added, withdrawn = step.add(ROOT, lock, channel.absolute(), package, sha256, warn)
+    click.echo(f"kernels: {added}")
+    withdrew("kernels", withdrawn)
+    refresh(lock, channel.absolute())
 
 
 @kernels_group.command("prove")
@@ -185,6 +192,8 @@ def after_build(
             return known
         with make_reporter(sys.stderr if quiet else None) as reporter:
             made = _publish(lock, store, channel, reporter)
+        withdrew("build", made.withdrawn, aside=quiet)
+        refresh(lock, channel)
     except Sm75Error as error:
         if required:
             raise

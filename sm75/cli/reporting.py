@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,19 @@ def refresh(lock: ReleaseLock, channel: Path, *, built: Path | None = None) -> N
         write.report(ROOT, lock, channel)
     except Sm75Error as error:
         warn(f"{channel / 'report.html'} was not written: {error.what}: {error.why}")
+
+
+def withdrew(who: str, names: Iterable[str], *, aside: bool = False) -> None:
+    """Say what left the channel for a new package.
+
+    Args:
+        who: The command.
+        names: Packages; none: nothing is said.
+        aside: Standard output is JSON.
+    """
+    if listed := ", ".join(name.rpartition("/")[2] for name in names):
+        said = f"{who}: withdrawn from the channel, which has one build of a version: {listed}"
+        click.echo(said, err=aside)
 
 
 def keep(package: Path, result: Verification) -> None:
