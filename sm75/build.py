@@ -126,7 +126,7 @@ class Outcome:
     built: bool
     compiled: tuple[str, ...]
     seconds: float
-    withdrawn: tuple[str, ...]
+    withdrawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

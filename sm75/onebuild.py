@@ -11,6 +11,7 @@ that finds two builds of a version takes either. What is published therefore tak
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,10 @@ def _named(file: str) -> tuple[str, str]:
     """Name and version in the name of a package's file; no version has a hyphen."""
     name, _, rest = file.partition(".conda")[0].rpartition("-")[0].rpartition("-")
     return name, rest
+
+
+def _build(file: str) -> str:
+    return file.partition(".conda")[0].rpartition("-")[2]
 
 
 def _what(package: Path) -> tuple[str, str]:
@@ -223,11 +228,14 @@ def adapter_for(channel: Path, contract: str) -> tuple[str, str]:
         written.
     """
     there = {path: contract_of(path) for path in channel.glob(f"*/{ADAPTER}-*.conda")}
-    mine = [path for path, said in there.items() if said == contract]
+    mine = [
+        path for path, said in there.items()
+        # what a spec can name; ours all are
+        if said == contract and re.fullmatch(r"[A-Za-z0-9_]+", _build(path.name))
+    ]  # fmt: skip
     if mine:
         chosen = max(mine, key=lambda path: (path.stat().st_mtime, path.name))
-        build = chosen.name.removesuffix(".conda").rpartition("-")[2]
-        return f"{ADAPTER} =={_named(chosen.name)[1]} {build}", ""
+        return f"{ADAPTER} =={_named(chosen.name)[1]} {_build(chosen.name)}", ""
     others = sorted({said for said in there.values() if said})
     if not others:
         return "", ""

@@ -158,23 +158,23 @@ def test_a_package_from_elsewhere_is_taken_by_its_hash(
     monkeypatch.setattr(test_aot, "variants", lambda: real)
     made = build(tmp_path / "there", monkeypatch).package
     assert made is not None
-    here, digest = tmp_path / "here", hash_file(made)
+    here, digest, lock = tmp_path / "here", hash_file(made), load_release(ROOT, "0.33.0")
     with pytest.raises(ChannelError, match="is not the package that was meant"):
-        package.add(here, made, "0" * 64, print)
+        package.add(ROOT, lock, here, made, "0" * 64, print)
     with pytest.raises(ChannelError, match="there is no file"):
-        package.add(here, tmp_path / "none.conda", digest, print)
+        package.add(ROOT, lock, here, tmp_path / "none.conda", digest, print)
     other = channelkit.write(tmp_path / "other", "numpy")
     with pytest.raises(ChannelError, match="is no package of vllm-sm75-kernels"):
-        package.add(here, other, hash_file(other), print)
+        package.add(ROOT, lock, here, other, hash_file(other), print)
     wrong = [dataclasses.replace(one, registers=9) for one in real]
     monkeypatch.setattr(test_aot, "variants", lambda: wrong)
     lies = build(tmp_path / "lies", monkeypatch).package
     assert lies is not None
     with pytest.raises(CheckFailed, match="breaks 1 of the kernels' rules") as error:
-        package.add(here, lies, hash_file(lies), print)
+        package.add(ROOT, lock, here, lies, hash_file(lies), print)
     assert "the index says 9 registers, its code has 8" in error.value.why
     assert not list(here.rglob("*.conda"))
-    found = package.add(here, made, digest.upper(), print)
+    found, _ = package.add(ROOT, lock, here, made, digest.upper(), print)
     assert found.read_bytes() == made.read_bytes()
     assert found.parent == here / "noarch"
 

@@ -341,9 +341,9 @@ def test_inputs_edited_while_waiting_for_another_build(
     monkeypatch.setattr(fetch, "require", lambda plan: None)
     seen: list[str] = []
 
-    def note(*given: Any) -> tuple[str, ...]:
+    def note(*given: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         seen.append(given[3].inputs.input_hash)
-        return ()
+        return (), ()
 
     monkeypatch.setattr(build, "_build", note)
     _byte(project.root / "recipes" / "vllm-sm75" / "recipe.yaml")

@@ -293,6 +293,7 @@ def test_json_of_a_build_is_all_that_is_printed(
         "package": str(tmp_path / "vllm-sm75.conda"),
         "kernels": str(tmp_path / "kernels.conda"),
         "built": True,
+        "withdrawn": [],
         "input_hash": "1" * 64,
         "native_hash": "2" * 64,
         "compiled": 1,
