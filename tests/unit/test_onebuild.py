@@ -19,6 +19,7 @@ from sm75.aot.files import MODULE
 from sm75.channelcheck import verify_channel
 from sm75.compilelog import CompileLog
 from sm75.condapkg import FileSource, tree, write_conda
+from sm75.errors import BusyError
 from sm75.install import Box
 from sm75.lockfile import ReleaseLock, TargetContract, load_release, load_target
 from sm75.progress import SilentReporter
@@ -165,6 +166,23 @@ def test_an_adapter_of_another_contract_stays(tmp_path: Path) -> None:
         "dlami-torch-2.13.0-hhere_0.conda", "dlami-torch-2.12.0-hthere_0.conda",
         "dlami-torch-2.14.0-hnew_0.conda",
     }  # fmt: skip
+
+
+def test_publishers_are_asked_in_turn(tmp_path: Path) -> None:
+    """What is withdrawn is found while nobody else can publish."""
+    channel, made = bare(tmp_path / "c"), tmp_path / "m"
+    rivals = onebuild.Rivals(channel, [new := vllm(made, "h2_0")])
+    assert rivals() == []
+    publish(channel, vllm(made, "h1_0"))  # another run, meanwhile
+
+    def asked() -> list[str]:
+        with pytest.raises(BusyError), channels.locked(channel, 0):
+            pass
+        return rivals()
+
+    channels.publish([new], channel, remove=asked)
+    assert rivals.found == (f"linux-aarch64/vllm-sm75-{RELEASE}-h1_0.conda",)
+    assert new.name in packages(channel)
 
 
 # A run that is killed
