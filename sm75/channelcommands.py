@@ -92,6 +92,11 @@ def build(
     done = closure.build(
         root, release, agreed, store, channel, reporter, base=python.packages(store)
     )
+    if done.withdrawn and (others := sorted(onebuild.releases(channel) - {release.vllm})):
+        reporter.line(
+            f"channel: it also has {onebuild.VLLM} {', '.join(others)}, whose dependencies may be "
+            "among what was withdrawn: give each release a channel of its own (--channel DIR)"
+        )
     return {"packages": len(done.packages), "published": list(done.published),
             "withdrawn": list(done.withdrawn)}  # fmt: skip
 

@@ -260,13 +260,14 @@ def with_kernels(channel: Path, version: str = "") -> tuple[str, ...]:
         channel: The channel.
         version: The release asked for; empty: the newest there.
     """
-    wanted = f"{NAME} =={version}" if version else NAME
     try:
         records = _records([channel], G5G)
     except Exception:  # the installation checks the channel, and says what is wrong with it
-        return (wanted,)
+        records = []
     ours = [r.version for r in records if r.name.normalized == NAME]
     chosen = version or (str(max(ours)) if ours else "")
+    # named: were it not installable, a solver would take an older release, and say nothing
+    wanted = f"{NAME} =={chosen}" if chosen else NAME
     kernels = {str(r.version) for r in records if r.name.normalized == KERNELS}
     return (wanted, f"{KERNELS} =={chosen}") if chosen in kernels else (wanted,)
 

@@ -133,6 +133,12 @@ def _of_others(kernels: Path, vllm: Path) -> bool:
         return False
 
 
+def releases(channel: Path) -> set[str]:
+    """The releases of which a channel has a vllm-sm75."""
+    found = {_named(path.name) for path in channel.glob(f"*/{VLLM}-*.conda")}
+    return {version for name, version in found if name == VLLM}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """Builds of one version that a solver has no reason to tell apart.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sysconfig
@@ -18,8 +19,8 @@ from sm75 import channelcommands, closure, closurelock, closureresolve, fetch, i
 from sm75.basepython import BasePython
 from sm75.cli import box
 from sm75.install import Box
-from sm75.lockfile import load_release, load_target
-from sm75.progress import SilentReporter
+from sm75.lockfile import ReleaseLock, load_release, load_target
+from sm75.progress import PlainReporter, SilentReporter
 from sm75.store import Store
 from tests.unit import channelkit
 from tests.unit.commandkit import Runner, take_for_project
@@ -178,6 +179,30 @@ def test_build_fetches_builds_and_says_it(
     ended = run("channel", "build", "--offline", "--json", *place)
     assert ended.json == {"packages": 2, "published": ["a"], "withdrawn": []}
     assert done == [f"built with {base}"]
+
+
+def test_build_warns_of_the_closure_of_another_release(
+    run: Runner, channel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = msgspec.structs.replace(LOCK, vllm="0.28.0")
+    gone: tuple[str, ...] = ("numpy",)
+    monkeypatch.setattr(
+        closure, "build",
+        lambda *_, **__: closure.Outcome(packages=(), published=(), withdrawn=gone),
+    )  # fmt: skip
+    monkeypatch.setattr(BasePython, "packages", lambda *_: [])
+
+    def said(lock: ReleaseLock) -> str:
+        out = io.StringIO()
+        channelcommands.build(
+            ROOT, lock, Store(tmp_path / "s"), channel, PlainReporter(out), offline=True
+        )
+        return out.getvalue()
+
+    assert said(LOCK) == ""
+    assert "it also has vllm-sm75 0.33.0, whose dependencies may be among" in said(older)
+    gone = ()
+    assert said(older) == ""
 
 
 # channel sizes, missing, export
@@ -412,6 +437,20 @@ def test_install_of_a_release_that_the_channel_lacks(
     # not asked for: what the channel has
     assert "vllm-sm75 0.33.0" in run("install", *place).out
     monkeypatch.setattr(box, "load_lock", lambda release: LOCK)
+    assert "vllm-sm75 0.33.0" in run("install", "--release", "0.33.0", *place).out
+
+
+@pytest.mark.usefixtures("arm")
+def test_install_takes_the_newest_release_or_none(run: Runner, tmp_path: Path) -> None:
+    """Not an older one, without a word, where the newest lacks a dependency."""
+    made = tmp_path / "made"
+    newer = channelkit.write(made, "vllm-sm75", "0.34.0", "h0_0", depends=["python", "gone"])
+    channel = channelkit.product(tmp_path / "c", ("3.12",), channelkit.python(made), newer)
+    place = ("--dry-run", "--channel", channel, "--prefix", tmp_path / "env", "--python", "3.12")
+    ended = run("install", *place)
+    assert (ended.code, ended.out) == (8, "")
+    assert "no set of packages gives vllm-sm75 ==0.34.0" in ended.err
+    assert "gone" in ended.err
     assert "vllm-sm75 0.33.0" in run("install", "--release", "0.33.0", *place).out
 
 
