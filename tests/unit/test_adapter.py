@@ -198,6 +198,12 @@ def test_waived_for_tests_with_a_warning(site: Path, tmp_path: Path) -> None:
     assert run(site, made.root, "import torch", DLAMI_TORCH_ACCEPT="cuda").returncode != 0
 
 
+def test_environment_with_the_name_of_a_python(site: Path, tmp_path: Path) -> None:
+    image = make_image(tmp_path / "python-env")
+    done = run(site, image.root, "import torch; print(torch.__file__)")
+    assert done.stdout.strip() == str(image.site / "torch" / "__init__.py"), done.stderr
+
+
 def test_image_is_asked_where_its_layout_is_another(site: Path, tmp_path: Path) -> None:
     image = make_image(tmp_path / "image")
     odd = tmp_path / "odd"

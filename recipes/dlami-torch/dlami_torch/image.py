@@ -106,8 +106,10 @@ def locate_in(place: Path, source: str) -> Image:
     Raises:
         ImageError: It is missing or unsuitable.
     """
-    root = place.parent.parent if place.name.startswith("python") else place
+    root = place
     try:
+        if place.name.startswith("python") and not place.is_dir():  # its python, not its name
+            root = place.parent.parent
         found = _look(root) or _ask(root)
     except (OSError, ValueError) as err:  # a name too long, or with a NUL
         why = os.strerror(err.errno) if isinstance(err, OSError) and err.errno else str(err)
