@@ -67,7 +67,7 @@ class Rivals:
         there = {relative(self.channel, p): p for p in self.channel.glob("*/*.conda")}
         ours = {name: path for name, path in there.items() if _named(path.name)[0] in OURS}
         own = {path.name for path in self.packages}
-        wanted = {_what(path) for path in self.packages if _named(path.name)[0] in OURS}
+        wanted = {_what(path) for path in self.packages}
         gone = {n for n, path in ours.items() if path.name not in own and _what(path) in wanted}
         gone |= set(self._useless(ours, own))
         # A killed run may have left a build that is not listed beside the one that is.
