@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sm75 import sbom
 from sm75.aot import lower, manifest, pack, package, plan, tools
 from sm75.errors import ChannelError, CheckFailed, ToolchainError
 from sm75.lockfile import load_release
@@ -128,11 +129,14 @@ def test_one_package_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert before is not None
     changed = test_aot.variants()[:1]
     monkeypatch.setattr(test_aot, "variants", lambda: changed)
-    after = build(tmp_path, monkeypatch).package
+    made = build(tmp_path, monkeypatch)
+    after = made.package
+    assert after is not None
     assert after != before
-    assert [path.name for path in (tmp_path / "noarch").glob("*.conda")] == [
-        after.name if after else ""
-    ]
+    assert made.withdrawn == (f"noarch/{before.name}",)
+    assert [path.name for path in (tmp_path / "noarch").glob("*.conda")] == [after.name]
+    bill = json.loads((tmp_path / sbom.SBOM).read_bytes())["components"]
+    assert [part["bom-ref"] for part in bill] == [f"noarch/{after.name}"]
 
 
 def test_nothing_proved_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
