@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from sm75.explain import arithmetic, lines
+from sm75.explain.context import Context
 from sm75.explain.knowledge import Area, Entry, Knowledge, Pattern, Severity
 from sm75.explain.speech import Speech, said
 
@@ -136,7 +137,8 @@ def scan(stream: BinaryIO, knowledge: Knowledge, areas: Iterable[Area] = ()) -> 
     ]
     found: dict[str, Finding] = {}
     pending: list[_Pending] = []
-    speech = Speech()
+    speech, context = Speech(), Context(wanted)
+    by_id = {entry.id: entry for entry in knowledge.entries}
     last, head = 0, ""
     for batch in _batches(lines.read(stream)):
         last = batch[-1].number
@@ -144,6 +146,7 @@ def scan(stream: BinaryIO, knowledge: Knowledge, areas: Iterable[Area] = ()) -> 
         here = [(entry, pattern) for entry, pattern in patterns if pattern.needle in whole]
         if not here and not pending and not speech.open and not speech.may_begin(whole):
             head = next((line.text for line in reversed(batch) if not line.goes_on), head)
+            context.skip((line.text for line in reversed(batch)), whole)
             continue
         for line in batch:
             # The prefixes of a line that was cut stand in its first piece.
@@ -151,10 +154,12 @@ def scan(stream: BinaryIO, knowledge: Knowledge, areas: Iterable[Area] = ()) -> 
             pending = [waiting for waiting in pending if _follow(waiting, line.text)]
             if speech.within(line.text):
                 continue
+            context.read(line.text)
             hits = [(entry, pattern) for entry, pattern in here if pattern.needle in line.text]
             if hits and not said(head):
                 for entry, pattern in hits:
-                    _look(entry, pattern, line, found, pending)
+                    other = entry.instead.get(context.area) if context.area else None
+                    _look(by_id[other] if other else entry, pattern, line, found, pending)
     ordered = sorted(found.values(), key=lambda f: (_ORDER.index(f.entry.severity), f.number))
     return Report(lines=last, findings=tuple(ordered))
 
