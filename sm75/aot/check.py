@@ -24,6 +24,7 @@ from sm75.aot.lower import SHARED_LIMIT
 from sm75.aot.spills import explanation
 from sm75.errors import ChannelError, ToolchainError
 from sm75.rules import Finding
+from sm75.words import counted
 
 ARCH = "sm_75"
 
@@ -180,7 +181,8 @@ def _whole(files: Files, both: _Both) -> Finding:
     pieces = len({fact.cubin for fact, _, _ in both})
     return _finding(
         "files", faults(),
-        f"{files.source}: {len(both)} variants, {pieces} pieces of machine code, each as its hash",
+        f"{files.source}: {counted(len(both), 'variant')}, {counted(pieces, 'piece')} of machine "
+        "code, each as its hash",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from sm75.cli.options import (
     shared,
 )
 from sm75.cli.reporting import refresh
-from sm75.errors import UsageError
+from sm75.words import counted
 
 if TYPE_CHECKING:
     pass
@@ -41,13 +41,10 @@ def _option(channel: Path) -> str:
 @shared("channel", "json")
 def channel_verify(channel: Path, as_json: bool) -> None:
     """Check every file against SHA256SUMS and the index (conda does not, for file channels)."""
-    from sm75.channelcheck import advice, count, verify_channel
+    from sm75.channelcheck import advice, count, require, verify_channel
     from sm75.errors import ChannelError
 
-    if not channel.is_dir():
-        raise UsageError(
-            f"there is no channel {channel}", fix="build one: python3 orchestrator.py build"
-        )
+    require(channel)
     problems = verify_channel(channel)
     if as_json:
         print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
@@ -80,8 +77,9 @@ def channel_lock(
         print_json(made)
         return
     click.echo(
-        f"runtime.lock: {made['wheels']} wheels ({amount(made['bytes'], 'B')}) for Python "
-        f"{', '.join(made['python'])}; {made['run_dependencies']} run dependencies in the recipe"
+        f"runtime.lock: {counted(made['wheels'], 'wheel')} ({amount(made['bytes'], 'B')}) "
+        f"for Python {', '.join(made['python'])}; "
+        f"{counted(made['run_dependencies'], 'run dependency', 'run dependencies')} in the recipe"
         + (", which has changed" if made["recipe_changed"] else "")
     )
 
@@ -109,14 +107,14 @@ def channel_build(
         print_json(done)
     elif dry_run:
         click.echo(
-            f"channel: {done['wheels']} wheels, {len(done['files'])} of them to fetch "
+            f"channel: {counted(done['wheels'], 'wheel')}, {len(done['files'])} of them to fetch "
             f"({amount(done['download_bytes'], 'B')}; {amount(done['cached_bytes'], 'B')} are "
             "in the store)"
         )
     else:
         click.echo(
-            f"channel: {done['packages']} packages of the closure, {len(done['published'])} of "
-            f"them new, {len(done['withdrawn'])} withdrawn"
+            f"channel: {counted(done['packages'], 'package')} of the closure, "
+            f"{len(done['published'])} of them new, {len(done['withdrawn'])} withdrawn"
         )
 
 
@@ -170,7 +168,8 @@ def channel_export(channel: Path, dry_run: bool, as_json: bool, out: Path) -> No
     if as_json:
         print_json(done)
     elif dry_run:
-        click.echo(f"export: {done['files']} files, {amount(done['bytes'], 'B')}, to {out}")
+        files = counted(done["files"], "file")
+        click.echo(f"export: {files}, {amount(done['bytes'], 'B')}, to {out}")
     else:
         click.echo(f"{done['sha256']}  {out}")
 
@@ -201,7 +200,7 @@ def channel_publish(
         print_json(done)
         return
     click.echo(
-        f"publish: {len(done['sent'])} files ({amount(done['sent_bytes'], 'B')}) "
+        f"publish: {counted(len(done['sent']), 'file')} ({amount(done['sent_bytes'], 'B')}) "
         f"{'would be' if dry_run else 'were'} sent, {len(done['same'])} are there already, "
         f"{len(done['removed'])} removed"
     )

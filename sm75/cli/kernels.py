@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
+from sm75.words import counted
 
 if TYPE_CHECKING:
     from sm75.aot.package import Made
@@ -57,7 +58,7 @@ def kernels_build(
         print_json(_plain(made))
         return
     click.echo(
-        f"kernels: {len(made.packed)} variants in {made.package or files}"
+        f"kernels: {counted(len(made.packed), 'variant')} in {made.package or files}"
         + (f"; {len(made.unknown)} not proved" if made.unknown and not unproved else "")
         + (f"; {len(made.wrong)} proved wrong, left to the JIT" if made.wrong else "")
     )

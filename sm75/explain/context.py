@@ -14,7 +14,8 @@ from sm75.explain.knowledge import Area
 # Words of programs that compile, of pip and of Docker's builder.
 _BUILD = re.compile(
     r"\b(?:CMake|ninja|nvcc|cicc|ptxas|cc1plus|rustc|cargo)\b|^make(?:\[\d+\])?: |"
-    r"Building (?:CXX|CUDA|wheel|editable)|^-- [A-Z]|^#\d{1,4} (?:\d+\.\d|\[)|RUN (?:pip|uv|python)|orchestrator\.py build"
+    r"Building (?:CXX|CUDA|wheel|editable)|^-- [A-Z]|^#\d{1,4} (?:\d+\.\d|\[)|"
+    r"RUN (?:pip|uv|python)|orchestrator\.py build"
 )
 # Words of vLLM while it starts and serves, and of what runs it.
 _SERVE = re.compile(

@@ -81,7 +81,11 @@ def found(text: str) -> list[tuple[str, int]]:
 
 
 def test_the_samples_are_failures_where_nobody_said_them() -> None:
-    assert {entry for entry, _ in found(PASTED)} == {"no-kernel-image", "cuda-memory", "killed-serve"}
+    assert {entry for entry, _ in found(PASTED)} == {
+        "no-kernel-image",
+        "cuda-memory",
+        "killed-serve",
+    }
 
 
 @pytest.mark.parametrize("writer", ONE_LINE)
