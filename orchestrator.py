@@ -7,6 +7,7 @@ Exit codes are those of ``sm75/errors.py``.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ if __name__ == "__main__":
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-        elif number and stream.errors == "strict":  # a locale without …, × or a file's name
+        elif number and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            # A locale may lack …, × or a letter of a file's name.
             stream.reconfigure(errors="backslashreplace")
     # `channel lock` and `lock --vllm` resolve the closure with uv.
     _resolves = sys.argv[1:2] == ["lock"] and any(

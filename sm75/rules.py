@@ -316,7 +316,8 @@ def _abi3(facts: PackageFacts, policy: Policy) -> Finding:
             for name, audit in audits
             if not audit.sound
         ),
-        f"{len(audits)} extensions keep the stable ABI of Python {policy.python}",
+        f"{counted(len(audits), 'extension keeps', 'extensions keep')} the stable ABI of Python "
+        f"{policy.python}",
     )
 
 
@@ -336,7 +337,7 @@ def _torch_c(facts: PackageFacts, policy: Policy) -> Finding:
     rule = "torch C shim"
     used = sorted({name for lib in facts.libraries for name in lib.elf.torch_c})
     if policy.shim is None:
-        evidence = f"{len(used)} functions used; no list of declared ones was given"
+        evidence = f"{counted(len(used), 'function')} used; no list of declared ones was given"
         return Finding(rule=rule, state="not checked", evidence=evidence)
     shim = policy.shim
     return _judged(

@@ -231,7 +231,7 @@ def _tensor_cores(
                              if seen.counts is None else "a dot and no HMMA.1688")
          for kernel, seen in wanted if seen.counts is None or not seen.counts.hmma),
         f"{min(counts, default=0)} to {max(counts, default=0)} HMMA.1688 in each of the "
-        f"{len(wanted)} variants whose kernel has a dot",
+        f"{counted(len(wanted), 'variant')} whose kernel has a dot",
     )  # fmt: skip
 
 
@@ -283,5 +283,5 @@ def _sources(files: Files, beside: Path | None, modules: Mapping[str, bytes]) ->
             yield "the index names none"
 
     return _finding(
-        "sources", faults(), f"made of the {len(modules)} modules that {beside.name} has"
+        "sources", faults(), f"made of the {counted(len(modules), 'module')} that {beside.name} has"
     )

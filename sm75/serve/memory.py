@@ -162,7 +162,7 @@ def divide(
         Row(what="- logits while sampling", mib=logits, known="estimated",
             note=f"{settings.seqs} x {shape.vocab:,} x {_LOGIT} bytes"),
         Row(what="- CUDA graphs", mib=graphs, known="estimated",
-            note=f"{len(settings.captured)} sizes x {GRAPH_MIB}"),
+            note=f"{counted(len(settings.captured), 'size')} x {GRAPH_MIB}"),
         *([Row(what="- images and sound", mib=towers, known="estimated")] if towers else []),
         Row(what="= KV cache", mib=left, known="result"),
     ]  # fmt: skip
