@@ -298,8 +298,6 @@ def count(problems: Sequence[Problem]) -> str:
 
 def advice(problems: Sequence[Problem]) -> str:
     """Say what mends these faults."""
-    if any(problem.path == "." for problem in problems):
-        return "name a channel: --channel DIR"
     if all(problem.kind == "extra" for problem in problems):
         return "move the named files away, or build again: a killed run may have left them"
     if any(problem.kind == "missing" for problem in problems):

@@ -16,7 +16,6 @@ from typing import Any
 
 from sm75.errors import UsageError
 from sm75.gpu.launcher import Prepared
-from sm75.words import counted
 
 SCHEMA = 1
 CACHE_ERROR = 1e-6
@@ -172,6 +171,6 @@ def summary(report: Mapping[str, Any]) -> str:
     }
     verdict = "all right" if report["passed"] else f"{len(wrong) or 'the whole is'} WRONG"
     return (
-        f"gpu: {counted(len(ran), 'trial')} of {len(kernels)} kernel parameters on "
-        f"{report.get('gpu', '?')}: largest error {max(errors, default=0.0):.1e}; {verdict}"
+        f"gpu: {len(ran)} trials of {len(kernels)} kernel parameters on {report.get('gpu', '?')}: "
+        f"largest error {max(errors, default=0.0):.1e}; {verdict}"
     )

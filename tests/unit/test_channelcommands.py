@@ -83,7 +83,7 @@ def test_lock_writes_the_recipes_list(run: Runner, project: Path, sdist: list[st
     text = (project / recipedeps.RECIPE).read_text()
     assert recipedeps.listed(text, RELEASE) == ("alpha >=1",)
     again = run("channel", "lock", "--upgrade")
-    assert "1 run dependencies in the recipe\n" in again.out
+    assert "1 run dependency in the recipe\n" in again.out
     assert sdist == ["check=False upgrade=False", "check=False upgrade=True"]
 
 
@@ -249,7 +249,7 @@ def test_verify(run: Runner, channel: Path, tmp_path: Path) -> None:
     for place in ("/", tmp_path / "empty"):
         ended = run("channel", "verify", "--channel", place)
         assert ended.code == 8
-        assert "next: name a channel" in ended.err
+        assert "next: name one (--channel DIR)" in ended.err
 
 
 # install

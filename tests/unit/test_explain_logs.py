@@ -250,7 +250,7 @@ def test_the_run(run: Runner, tmp_path: Path) -> None:
     log.write_text("fine\n")
     ended = run("explain", log)
     assert ended.code == 1
-    assert "nothing known in 1 lines" in ended.out
+    assert "nothing known in 1 line\n" in ended.out
     assert run("explain", log, "--json").json["findings"] == []
 
 

@@ -27,7 +27,7 @@ def test_a_plural_of_its_own() -> None:
 KNOWN = {
     "constraints.py", "lockcheck.py", "lockgen.py", "lockpolicy.py", "cmakepins.py", "worker.py",
     "channelcheck.py",  # "a fault", or more than one
-    "fetch.py", "text.py", "newprefix.py",  # two and more
+    "fetch.py", "text.py", "newprefix.py", "bundles.py",  # two and more
     "pkgdiff.py",  # not the same number twice
     "patching.py",  # runs in the recipe's tree, without sm75.words
 }  # fmt: skip
