@@ -7,6 +7,7 @@ Exit codes are those of ``sm75/errors.py``.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,9 @@ if __name__ == "__main__":
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+        elif number and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            # A locale may lack …, × or a letter of a file's name.
+            stream.reconfigure(errors="backslashreplace")
     # `channel lock` and `lock --vllm` resolve the closure with uv.
     _resolves = sys.argv[1:2] == ["lock"] and any(
         argument.startswith(("--vllm", "--tools")) for argument in sys.argv[2:]
@@ -48,7 +52,7 @@ from sm75.cli import (  # noqa: E402
     patching,
     reporting,
 )
-from sm75.errors import Sm75Error  # noqa: E402
+from sm75.errors import Sm75Error, UsageError  # noqa: E402
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -114,6 +118,16 @@ def main() -> int:
     except BrokenPipeError:  # whoever read our output is gone, as with head(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except RuntimeError as error:
+        # pathlib's words for a ~ that nothing stands for: no HOME, and nobody of this number.
+        if str(error) != "Could not determine home directory.":
+            raise
+        fault = UsageError(
+            "there is no home directory for ~", why="HOME is not set, and the user has no entry "
+            "among the system's users", fix="write the path out, or: export HOME=DIR",
+        )  # fmt: skip
+        click.echo(f"error: {fault}", err=True)
+        return fault.exit_code
     except OSError as error:
         from sm75.atomic import is_disk_error
 

@@ -16,6 +16,7 @@ from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.toolchain import ToolSpecs
 from sm75.toolchain.conda_forge import CondaForge, Payload
+from sm75.words import counted
 
 _PLATFORM = "linux-aarch64"
 
@@ -97,6 +98,6 @@ class BasePython:
         size = sum(p.size for p in payloads) / 1e6
         names = ", ".join(sorted(p.filename for p in payloads))
         return (
-            f"python {minor} and its libraries: {len(payloads)} files of conda-forge, "
+            f"python {minor} and its libraries: {counted(len(payloads), 'file')} of conda-forge, "
             f"{size:.1f} MB: {names}"
         )

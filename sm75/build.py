@@ -34,9 +34,17 @@ from sm75 import (
     vendor,
 )
 from sm75.atomic import disk_errors
+from sm75.channelcheck import require
 from sm75.compilelog import CompileLog, read_weights, source_of
 from sm75.condapkg import canonical_json
-from sm75.errors import BuildError, DiskError, PatchError, ToolchainError, UsageError
+from sm75.errors import (
+    BuildError,
+    ChannelError,
+    DiskError,
+    PatchError,
+    ToolchainError,
+    UsageError,
+)
 from sm75.explain import logs
 from sm75.lockfile import G5G, PROOFS, ReleaseLock
 from sm75.progress import Reporter, Task
@@ -46,6 +54,7 @@ from sm75.toolchain import Provider
 from sm75.toolchain.host import build_environment, lay_out_tools
 from sm75.toolchain.host import build_platform as this_platform
 from sm75.turns import one_at_a_time
+from sm75.words import counted
 from sm75.worker import Job
 
 NAME = "vllm-sm75"
@@ -239,13 +248,14 @@ def newest(channel: Path, version: str) -> Path:
     """The package of a release that the channel has; the last one built, where there are several.
 
     Raises:
-        UsageError: There is none.
+        ChannelError: There is none, or no channel.
     """
+    require(channel)
     found = sorted(
         channel.glob(f"*/{NAME}-{version}-*.conda"), key=lambda p: (p.stat().st_mtime, p)
     )
     if not found:
-        raise UsageError(
+        raise ChannelError(
             f"{channel} has no {NAME} {version}",
             fix="build it: python3 orchestrator.py build",
         )
@@ -428,7 +438,7 @@ def _rust_sources(lock: ReleaseLock, settings: Settings) -> crates.Sources:
 
 def _lay_out_rust(lock: ReleaseLock, settings: Settings, reporter: Reporter) -> None:
     wanted = _rust_sources(lock, settings)
-    reporter.line(f"build: unpack {len(wanted.crates)} crates")
+    reporter.line(f"build: unpack {counted(len(wanted.crates), 'crate')}")
     vendor.prepare(wanted, settings.store, settings.work / RUST_SOURCES)
 
 

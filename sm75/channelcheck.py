@@ -298,13 +298,37 @@ def count(problems: Sequence[Problem]) -> str:
 
 def advice(problems: Sequence[Problem]) -> str:
     """Say what mends these faults."""
-    if any(problem.path == "." for problem in problems):
-        return "name a channel: --channel DIR"
     if all(problem.kind == "extra" for problem in problems):
         return "move the named files away, or build again: a killed run may have left them"
     if any(problem.kind == "missing" for problem in problems):
         return "copy the channel anew, or build it into a new directory"
     return "remove the named files and build again, or copy the channel anew"
+
+
+def require(channel: Path) -> None:
+    """Refuse a channel that is none, in the same words and with the same exit code everywhere.
+
+    Args:
+        channel: What was named as one.
+
+    Raises:
+        ChannelError: It is no directory, or has neither sums nor an index.
+    """
+    if is_channel(channel):
+        return
+    raise ChannelError(
+        f"there is no channel {channel}",
+        why=f"it has no {SUMS}, and no directory in it has a {REPODATA}"
+        if channel.is_dir()
+        else "it is no directory" if channel.exists() else "there is no such directory",
+        fix="name one (--channel DIR), or make it: python3 orchestrator.py build, then "
+        "python3 orchestrator.py channel build",
+    )  # fmt: skip
+
+
+def is_channel(directory: Path) -> bool:
+    """Whether a directory is a conda channel of ours: it has sums or an index."""
+    return (directory / SUMS).exists() or any(directory.glob(f"*/{REPODATA}"))
 
 
 def verify_channel(channel: Path) -> list[Problem]:
@@ -330,7 +354,7 @@ def verify_channel(channel: Path) -> list[Problem]:
 
 
 def _faults(channel: Path) -> list[Problem]:
-    if not (channel / SUMS).exists() and not any(channel.glob(f"*/{REPODATA}")):
+    if not is_channel(channel):
         return [Problem(path=".", kind="missing", detail=f"no {SUMS}, no {REPODATA}: no channel")]
     found: set[Problem] = set()
     if not (channel / SUMS).exists():

@@ -27,6 +27,7 @@ from sm75 import (
 from sm75 import install as installer
 from sm75 import publish as publishing
 from sm75.basepython import BasePython
+from sm75.channelcheck import require
 from sm75.closurelock import load_runtime
 from sm75.errors import ChannelError, CheckFailed, LockError
 from sm75.lockfile import ReleaseLock, load_target
@@ -110,11 +111,12 @@ def missing(
     is missing.
     """
     box = installer.box_of(load_target(root, target or release.target))
+    require(channel)
     minors = installer.pythons(channel)
     if not minors:
         raise ChannelError(
             f"{channel} has no closure",
-            why="no package in it is for a Python minor" if channel.is_dir() else "it is not there",
+            why="no package in it is for a Python minor",
             fix=f"bring it in: {BUILD}",
         )
     with tempfile.TemporaryDirectory(prefix="vllm-sm75-gaps-") as scratch:
@@ -154,11 +156,7 @@ def publish(
     Options: ``--channel``, ``--replace``, ``--delete``, ``--reread`` (flags), argument ``TARGET``,
     ``--dry-run``, ``--json``.
     """
-    if not channel.is_dir():
-        raise ChannelError(
-            f"there is no channel {channel}",
-            fix=f"build one ({BUILD}), or name one that there is: --channel DIR",
-        )
+    require(channel)
     with publishtargets.opened(root, target, channel, dry_run=dry_run) as place:
         done = publishing.publish(
             channel, place, reporter,

@@ -16,7 +16,7 @@ from sm75 import channel as channels
 from sm75 import install as installer
 from sm75.atomic import TMP_PREFIX, disk_errors, replacing
 from sm75.basepython import BasePython
-from sm75.channelcheck import LOCK, REPODATA, entries, relative
+from sm75.channelcheck import LOCK, REPODATA, entries, relative, require
 from sm75.condapkg import EPOCH, tar_info, write_conda
 from sm75.errors import ChannelError, UsageError
 from sm75.install import Box
@@ -53,12 +53,7 @@ def sizes(channel: Path) -> list[PackageSize]:
         ChannelError: There is no index, or it cannot be read.
     """
     found = []
-    if not any(channel.glob(f"*/{REPODATA}")):
-        raise ChannelError(
-            f"there is no channel {channel}",
-            why=f"no directory in it has a {REPODATA}",
-            fix="name one (--channel DIR), or make it: python3 orchestrator.py channel build",
-        )
+    require(channel)
     for index in sorted(channel.glob(f"*/{REPODATA}")):
         if not index.is_file():  # to read a pipe is to wait
             raise ChannelError(f"{index} cannot be read", why="it is no regular file")

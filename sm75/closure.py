@@ -40,6 +40,7 @@ from sm75.progress import Reporter
 from sm75.store import Store
 from sm75.wheelfile import Wheel
 from sm75.wheels import CONVERTER_VERSION, Options, convert_with, plan
+from sm75.words import counted
 
 # Lists the closure's packages in the channel, so that a later one withdraws what is no longer in.
 DOCUMENT = "closure.json"
@@ -120,7 +121,7 @@ def resolve_lock(
     """
     own = closureresolve.sdist_requirements(store.get(release.artifact("vllm-sdist")))
     want = closureresolve.wanted(closureresolve.bounded(own, release.constraints), omissions)
-    reporter.line(f"channel: resolving {len(want.requirements)} requirements with uv")
+    reporter.line(f"channel: resolving {counted(len(want.requirements), 'requirement')} with uv")
     found = closureresolve.resolve(
         want, release=release.vllm, platform=G5G, former=former, upgrade=upgrade
     )

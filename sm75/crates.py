@@ -149,7 +149,7 @@ def require(wanted: Sources, store: Store) -> None:
     if names:
         raise FetchError(
             f"{len(names)} of {len(wanted.registry) + len(wanted.git)} sources of the Rust "
-            "frontend are not in the store",
+            f"frontend {'is' if len(names) == 1 else 'are'} not in the store",
             why=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
             fix="run fetch --rust source first",
         )

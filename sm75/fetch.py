@@ -23,6 +23,7 @@ from sm75.progress import Reporter, Task, amount
 from sm75.remotezip import local_thin, remote_thin
 from sm75.store import AlteredError, Store, check, disk_errors
 from sm75.transfer import FileLink, RangeIgnored, Transfer, TransferOptions
+from sm75.words import counted
 
 _LOCK_POLL = 0.2
 # Room left on the disk beyond what is written, so that a fetch does not fill it to the brim.
@@ -55,12 +56,13 @@ class FetchPlan:
 
     def describe(self) -> str:
         """The figures, in one line."""
-        have = f"{len(self.cached)} files ({amount(self.bytes_cached, 'B')}) are in the store"
+        files = counted(len(self.cached), "file")
+        have = f"{files} ({amount(self.bytes_cached, 'B')}) in the store"
         if not self.todo:
             return f"nothing to download: {have}"
         return (
-            f"{len(self.todo)} files to fetch, {amount(self.bytes_download, 'B')} to download; "
-            f"{have}"
+            f"{counted(len(self.todo), 'file')} to fetch, "
+            f"{amount(self.bytes_download, 'B')} to download; {have}"
         )
 
 
@@ -121,7 +123,7 @@ def require(wanted: FetchPlan) -> None:
     """
     if wanted.todo:
         raise FetchError(
-            f"{len(wanted.todo)} inputs are not in the store",
+            f"{counted(len(wanted.todo), 'input is', 'inputs are')} not in the store",
             why=", ".join(artifact.stored_filename for artifact in wanted.todo),
             fix="run fetch first",
         )

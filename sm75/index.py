@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 from sm75.errors import FetchError
 from sm75.transfer import FileLink, HttpStatusError, Transfer, TransferOptions, redact
+from sm75.words import counted
 
 DEFAULT_INDEX = "https://pypi.org/simple/"
 """Index used when the user has configured none: the default of pip and uv."""
@@ -186,7 +187,7 @@ class PackageIndex:
         elif near := difflib.get_close_matches(filename, names, n=2):
             why = f"asked {where}; it has " + ", ".join(near)
         else:
-            why = f"asked {where}; it has {len(names)} files of {project}, not this one"
+            why = f"asked {where}; it has {counted(len(names), 'file')} of {project}, not this one"
         raise FetchError(
             f"{filename} is not on the package index",
             why=why,

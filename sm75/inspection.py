@@ -22,6 +22,7 @@ from sm75.archives import Member, walk
 from sm75.cubin import DeviceCode
 from sm75.elf import Abi3Facts, ElfFacts, audit_abi3, is_elf, read_elf, version_key
 from sm75.errors import UsageError
+from sm75.words import counted
 
 # The machine this project is about: Graviton2 and T4G (AWS, instance family g5g).
 MACHINE = "aarch64"
@@ -140,8 +141,9 @@ def inspect_members(
         libraries = [judge(library, contract) for library in libraries]
     if not libraries:
         raise UsageError(
-            f"{source} has no library to inspect", why="no ELF file and no cubin is in it"
-        )
+            f"{source} has no library to inspect", why="no ELF file and no cubin is in it",
+            fix="name a wheel, a .conda, an archive or a directory with libraries, or a library",
+        )  # fmt: skip
     libraries.sort(key=lambda library: library.name)
     return Report(
         source=source,
@@ -230,8 +232,9 @@ def _faults(report: LibraryReport, contract: Target) -> list[str]:
         faults.append(f"it needs glibc {needed}, the target has {contract.glibc}")
     if elf.torch_cxx:
         faults.append(
-            f"it is tied to one build of torch by {len(elf.torch_cxx)} C++ symbols"
-            f" ({elf.torch_cxx[0]}, …)"
+            "it is tied to one build of torch by "
+            f"{counted(len(elf.torch_cxx), 'C++ symbol')} ({elf.torch_cxx[0]}"
+            f"{', …' * (len(elf.torch_cxx) > 1)})"
         )
     if report.abi3 is not None:
         lowest = min(contract.python, key=version_key, default=report.abi3.computed)
@@ -260,7 +263,8 @@ def _remarks(report: LibraryReport) -> list[str]:
         return ["no device code"]
     if report.covered < report.sources:
         missing = report.sources - report.covered
-        remark = f"{missing} of its {report.sources} compiled sources have no code for {GPU}"
+        have = "has" if missing == 1 else "have"
+        remark = f"{missing} of its {report.sources} compiled sources {have} no code for {GPU}"
         return [f"{remark}: fine only if those kernels are never launched there"]
     exact = GPU in report.sass
     return [] if exact else [f"no {GPU} SASS, but the driver can run: {_carried(report)}"]
@@ -271,19 +275,48 @@ def summarize(libraries: Sequence[LibraryReport], contract: Target | None) -> st
     if contract is None:
         return f"{_libraries(len(libraries))}; no target given, so no verdict"
     bad = [library for library in libraries if not library.usable]
+    without = "" if _has_device_code(libraries) else f"; no device code: {_plain(libraries)}"
     if not bad:
-        return f"usable on g5g ({contract.name}): {_libraries(len(libraries))}, all fit"
+        return f"usable on g5g ({contract.name}): {_libraries(len(libraries))}, all fit{without}"
     gpu = [library for library in bad if library.sources and not library.covered]
     why = (
         f"no {GPU} SASS and no PTX <= 7.5 in {len(gpu)} of {_libraries(len(libraries))}"
         if gpu
-        else f"{len(bad)} of {_libraries(len(libraries))} do not fit"
+        else f"{len(bad)} of {_libraries(len(libraries))} "
+        f"{'does' if len(bad) == 1 else 'do'} not fit{without}"
     )
     return f"unusable on g5g ({contract.name}), because: {why}"
 
 
 def _libraries(count: int) -> str:
-    return f"{count} librar{'y' if count == 1 else 'ies'}"
+    return counted(count, "library", "libraries")
+
+
+def _has_device_code(libraries: Sequence[LibraryReport]) -> bool:
+    return any(library.sources for library in libraries)
+
+
+def _plain(libraries: Sequence[LibraryReport]) -> str:
+    """What libraries without device code are: programs and libraries of which machines."""
+    machines = sorted({library.elf.machine for library in libraries if library.elf is not None})
+    return f"code for the processor alone ({', '.join(machines)})"
+
+
+def advice(report: Report) -> str:
+    """What to do about what is unusable.
+
+    Args:
+        report: The report, judged.
+    """
+    names = (report.source, *(library.name for library in report.libraries))
+    if not _has_device_code(report.libraries):
+        return (
+            f"there is nothing to build for the GPU; take it for {MACHINE}, from where it came, "
+            "and see above what else does not fit"
+        )
+    if any("vllm" in name for name in names):
+        return "build a package for it: python3 orchestrator.py build"
+    return f"take a build of it that has code for {GPU}; this project builds vLLM alone"
 
 
 def to_json(report: Report) -> dict[str, Any]:

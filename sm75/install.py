@@ -23,7 +23,7 @@ from rattler import exceptions
 
 from sm75 import newprefix, rattler_rt
 from sm75.atomic import disk_errors, fsync_dir
-from sm75.channelcheck import REPODATA, SUMS, count, verify_channel
+from sm75.channelcheck import REPODATA, SUMS, count, require, verify_channel
 from sm75.errors import ChannelError, UsageError
 from sm75.lockfile import G5G, TargetContract
 from sm75.store import hash_file
@@ -138,12 +138,7 @@ def check_channel(channel: Path, instead: str = "nothing was installed") -> None
     Raises:
         ChannelError: Naming the faults.
     """
-    if not channel.is_dir():
-        raise ChannelError(
-            f"there is no channel {channel}",
-            fix="name one (--channel DIR), or make it: python3 orchestrator.py build, then "
-            "python3 orchestrator.py channel build",
-        )
+    require(channel)
     if problems := verify_channel(channel):
         raise ChannelError(
             f"{channel} has {count(problems)}; {instead}",
@@ -357,12 +352,13 @@ def place(prefix: Path, channel: Path, extra_channels: Sequence[Path] = ()) -> P
     """Give the real path of a prefix that can be one; see :func:`sm75.newprefix.resolve`.
 
     Raises:
-        UsageError: It cannot, or a further channel is none.
+        UsageError: It cannot.
+        ChannelError: A further channel is none.
         DiskError: It cannot be looked at.
     """
     for path in extra_channels:
         if not any(path.glob(f"*/{REPODATA}")):
-            raise UsageError(
+            raise ChannelError(
                 f"{path} is no channel",
                 why=f"it has no {REPODATA} in a directory named by platform",
                 fix=f"name a directory that holds {G5G}/{REPODATA} or noarch/{REPODATA}",

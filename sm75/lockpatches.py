@@ -12,6 +12,7 @@ from sm75.errors import PatchError
 from sm75.lockfile import PatchRef
 from sm75.patching import Result, State, check
 from sm75.series import Series, load_series
+from sm75.words import counted
 
 _GOOD = (State.APPLIES, State.APPLIED)
 
@@ -53,7 +54,7 @@ class Standing:
         told = ", ".join(f"{state} {count}" for state, count in sorted(counts.items()))
         names = ", ".join(f"{result.name} ({result.state})" for result in self.bad)
         if self.own:
-            whole = f"patches/{self.release}: {len(self.results)} files, "
+            whole = f"patches/{self.release}: {counted(len(self.results), 'file')}, "
             return whole + (f"not applying: {names}" if names else "all apply")
         text = f"there is no patches/{self.release}, so that this lock cannot be built from yet"
         if not self.series:

@@ -24,6 +24,7 @@ from sm75 import cubin
 from sm75.condapkg import iter_payload, read_info_files
 from sm75.elf import is_elf
 from sm75.store import hash_file
+from sm75.words import counted
 
 # So many places are named in one file; the rest are counted.
 MAX_PLACES = 8
@@ -150,7 +151,8 @@ def _files(name: str, one: Path, other: Path) -> Iterator[Difference]:
         Difference(file=name, where=where, detail=detail) for where, detail in places[:MAX_PLACES]
     )
     if len(places) > MAX_PLACES:
-        yield Difference(file=name, where="", detail=f"and {len(places) - MAX_PLACES} places more")
+        more = counted(len(places) - MAX_PLACES, "place")
+        yield Difference(file=name, where="", detail=f"and {more} more")
 
 
 def _elf(one: Path, other: Path) -> Iterator[tuple[str, str]]:
@@ -187,7 +189,8 @@ def _sections(one: bytes, other: bytes) -> Iterator[tuple[str, str]]:
 def _device_code(one: Path, other: Path) -> Iterator[tuple[str, str]]:
     codes = cubin.read_device_code(one), cubin.read_device_code(other)
     if codes[0] != codes[1]:
-        yield "device code", f"{len(codes[0])} pieces and {len(codes[1])}, or of other kinds"
+        pieces = counted(len(codes[0]), "piece")
+        yield "device code", f"{pieces} and {len(codes[1])}, or of other kinds"
         return
     pairs = zip(codes[0], cubin.payloads(one), cubin.payloads(other), strict=True)
     for code, mine, theirs in pairs:

@@ -21,6 +21,7 @@ from sm75.errors import CheckFailed, DiskError
 from sm75.lockfile import load_release
 from sm75.progress import Reporter, span
 from sm75.toolchain import Provider
+from sm75.words import counted
 
 # What a build reads of the project.
 PARTS = ("LICENSE", "lock", "patches", "recipes", "sm75")
@@ -120,7 +121,7 @@ def require(result: Result) -> None:
     """
     if result.wrong:
         lines = [f"{one.package}: {where}" for one in result.wrong for where in one.differences]
-        more = [f"and {len(lines) - 20} places more"] if len(lines) > 20 else []
+        more = [f"and {counted(len(lines) - 20, 'place')} more"] if len(lines) > 20 else []
         raise CheckFailed(
             f"{len(result.wrong)} of {len(result.compared)} packages came out otherwise the "
             "second time",

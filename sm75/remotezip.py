@@ -26,6 +26,7 @@ from typing import IO, BinaryIO
 from sm75.errors import FetchError
 from sm75.store import AlteredError, disk_errors, hash_file
 from sm75.transfer import FileLink, Transfer
+from sm75.words import counted
 
 GAP = 256 * 1024
 """Bytes worth reading in vain to save a request: about what a round trip costs."""
@@ -163,7 +164,7 @@ def select(names: Iterable[str], globs: Sequence[str], wheel: str) -> list[str]:
         if not hits:
             raise FetchError(
                 f"{wheel} has no member '{glob}'",
-                why=f"{len(files)} members, none matches",
+                why=f"{counted(len(files), 'member')}, none matches",
                 fix="correct the artifact's members in the lock",
             )
         chosen.update(hits)

@@ -20,6 +20,7 @@ from sm75 import cubin
 from sm75.buildgraph import BuildGraph
 from sm75.elf import version_key
 from sm75.packagefacts import Library, PackageFacts
+from sm75.words import counted
 
 State = Literal["ok", "fail", "not checked"]
 
@@ -185,7 +186,7 @@ def _sass(facts: PackageFacts, policy: Policy) -> Finding:
         }
         if bare and not wrong:
             faults.append(f"{lib.name}: {len(bare)} compiled sources have none for {policy.arch}")
-    return _judged("SASS", faults, f"{policy.arch} only: {total} cubins")
+    return _judged("SASS", faults, f"{policy.arch} only: {counted(total, 'cubin')}")
 
 
 def _ptx(facts: PackageFacts, policy: Policy) -> Finding:
@@ -287,7 +288,7 @@ def _build_paths(facts: PackageFacts, policy: Policy) -> Finding:
             f"{name} holds {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
             for name, paths in sorted(found.items())
         ),
-        f"none in {len(facts.names)} files",
+        f"none in {counted(len(facts.names), 'file')}",
     )
 
 
@@ -300,7 +301,7 @@ def _stripped(facts: PackageFacts, policy: Policy) -> Finding:
             for lib in _ours(facts)
             if lib.elf.symbol_table
         ),
-        f"{len(_ours(facts))} libraries without symbol table",
+        f"{counted(len(_ours(facts)), 'library', 'libraries')} without symbol table",
     )
 
 
@@ -315,7 +316,8 @@ def _abi3(facts: PackageFacts, policy: Policy) -> Finding:
             for name, audit in audits
             if not audit.sound
         ),
-        f"{len(audits)} extensions keep the stable ABI of Python {policy.python}",
+        f"{counted(len(audits), 'extension keeps', 'extensions keep')} the stable ABI of Python "
+        f"{policy.python}",
     )
 
 
@@ -335,13 +337,13 @@ def _torch_c(facts: PackageFacts, policy: Policy) -> Finding:
     rule = "torch C shim"
     used = sorted({name for lib in facts.libraries for name in lib.elf.torch_c})
     if policy.shim is None:
-        evidence = f"{len(used)} functions used; no list of declared ones was given"
+        evidence = f"{counted(len(used), 'function')} used; no list of declared ones was given"
         return Finding(rule=rule, state="not checked", evidence=evidence)
     shim = policy.shim
     return _judged(
         rule,
         (f"{name} is not declared by the oldest torch" for name in used if name not in shim),
-        f"{len(used)} functions, all declared",
+        f"{counted(len(used), 'function')}, all declared",
     )
 
 
@@ -440,7 +442,7 @@ def graph_rules(graph: BuildGraph | None, policy: Policy) -> tuple[Finding, ...]
         if pattern.search("/".join(name.rsplit("/", 3)[-3:])) or pattern.search(_target(name))
     ]
     strange = set(graph.targets) - {*DEVICE_EXTENSIONS, *HOST_EXTENSIONS}
-    objects = f"{len(graph.objects)} objects, {len(graph.cuda_objects)} of them CUDA"
+    objects = f"{counted(len(graph.objects), 'object')}, {len(graph.cuda_objects)} of them CUDA"
     return (
         _judged(rules[0], foreign[:5], f"none in {objects}"),
         _judged(

@@ -26,6 +26,7 @@ import httpx
 from sm75 import __version__
 from sm75.errors import FetchError
 from sm75.store import disk_errors
+from sm75.words import counted
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CHUNK = 1 << 18
@@ -425,7 +426,7 @@ class Transfer:
                 what = f"{name} is truncated: {have} of {length} bytes came"
             else:
                 what = f"cannot read {name}"
-            why = f"{redact(url)}: {retry.reason}; tried {failures} times"
+            why = f"{redact(url)}: {retry.reason}; tried {counted(failures, 'time')}"
             if retry.wait is not None and failures < options.attempts:
                 why = f"{redact(url)}: {retry.reason}, come back in {retry.wait:.0f} s"
             raise FetchError(

@@ -38,6 +38,7 @@ from sm75.condapkg import (
 )
 from sm75.errors import ChannelError, FetchError
 from sm75.wheelfile import Wheel
+from sm75.words import counted
 
 # Part of every build string's hash: raise it when the same wheel would give another package.
 CONVERTER_VERSION = 2
@@ -185,7 +186,8 @@ class _Placer:
         """Refuse members without a place and rules without a member."""
         if self.unplaced:
             raise ChannelError(
-                f"{self._wheel.path.name}: no layout rule places {len(self.unplaced)} members",
+                f"{self._wheel.path.name}: no layout rule places "
+                f"{counted(len(self.unplaced), 'member')}",
                 why=", ".join(self.unplaced[:5]),
                 fix="add rules for them, or give python=",
             )

@@ -23,6 +23,7 @@ from sm75.aot.lower import SHARED_LIMIT
 from sm75.aot.spills import explanation
 from sm75.errors import ChannelError, ToolchainError
 from sm75.rules import Finding
+from sm75.words import counted
 
 ARCH = "sm_75"
 
@@ -179,7 +180,8 @@ def _whole(files: Files, both: _Both) -> Finding:
     pieces = len({fact.cubin for fact, _, _ in both})
     return _finding(
         "files", faults(),
-        f"{files.source}: {len(both)} variants, {pieces} pieces of machine code, each as its hash",
+        f"{files.source}: {counted(len(both), 'variant')}, {counted(pieces, 'piece')} of machine "
+        "code, each as its hash",
     )  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def _tensor_cores(
                              if seen.counts is None else "a dot and no HMMA.1688")
          for kernel, seen in wanted if seen.counts is None or not seen.counts.hmma),
         f"{min(counts, default=0)} to {max(counts, default=0)} HMMA.1688 in each of the "
-        f"{len(wanted)} variants whose kernel has a dot",
+        f"{counted(len(wanted), 'variant')} whose kernel has a dot",
     )  # fmt: skip
 
 
@@ -280,5 +282,5 @@ def _sources(files: Files, beside: Path | None, modules: Mapping[str, bytes]) ->
             yield "the index names none"
 
     return _finding(
-        "sources", faults(), f"made of the {len(modules)} modules that {beside.name} has"
+        "sources", faults(), f"made of the {counted(len(modules), 'module')} that {beside.name} has"
     )

@@ -14,6 +14,7 @@ import msgspec
 from sm75.aot.pack import CUBINS, INDEX, PTX, SCHEMA
 from sm75.archives import walk
 from sm75.errors import ChannelError, UsageError
+from sm75.words import counted
 
 MODULE = "vllm_sm75_kernels"
 """As ``vllm.sm75.kernels`` of the overlay looks for it."""
@@ -122,7 +123,7 @@ class Files:
             if said.name != name:
                 yield f"the index names {said.name!r} as the file of {kind}, not {name}"
             if len(data) != said.size:
-                yield f"{name} has {len(data)} bytes, the index says {said.size}"
+                yield f"{name} has {counted(len(data), 'byte')}, the index says {said.size}"
             elif hashlib.sha256(data).hexdigest() != said.sha256:
                 yield f"{name} is not what the index was made with"
 

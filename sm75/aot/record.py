@@ -20,6 +20,7 @@ from sm75.smem import faketorch as torch
 from sm75.smem import faketriton, inputs, standins
 from sm75.smem.cases import ATTENTION, ENCODER, FILES, KV_INTERFACE, OURS, OVERLAY
 from sm75.smem.models import IMAGES, TABLE, Layer, block_sizes
+from sm75.words import counted
 
 HELPERS = ATTENTION.replace("unified_attention", "attention_helpers")
 MODULES = (ATTENTION, HELPERS, KV_INTERFACE, ENCODER, *OVERLAY)
@@ -42,7 +43,7 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
                     if key not in seen:
                         seen.add(key)
                         name = f"{model.name}, {layer.name}, {cache}, {queries[0]} queries"
-                        name += f", {images} images" if images else ""
+                        name += f", {counted(images, 'image')}" if images else ""
                         yield name, _attention(layer, queries, cache, block, images)
     for head in sorted({model.vision_head for model in TABLE if model.vision_head}):
         yield f"encoder h{head}", _encoder(head)

@@ -14,6 +14,7 @@ import httpx
 from sm75.errors import ServerError
 from sm75.health.client import CHAT, BadAnswer
 from sm75.health.events import Events
+from sm75.words import counted
 
 # More than the pieces of 100,000 tokens; a server that sends for ever must not fill the memory.
 _MOST_BYTES = 64 << 20
@@ -104,11 +105,12 @@ class Reply:
         """Why the server's count cannot be right; empty when it can."""
         if self.completion_tokens is None:
             return ""
+        tokens = counted(self.completion_tokens, "token")
         if self.completion_tokens > self.asked:
-            return f"it counts {self.completion_tokens} tokens, {self.asked} were asked for"
+            return f"it counts {tokens}, {self.asked} were asked for"
         # One more: text that was held back may come by itself at the end.
         if self.pieces > self.completion_tokens + 1:
-            return f"it counts {self.completion_tokens} tokens, and sent {self.pieces} pieces"
+            return f"it counts {tokens}, and sent {counted(self.pieces, 'piece')}"
         return ""
 
     def take(self, event: str, now: float) -> None:

@@ -23,6 +23,7 @@ from sm75.errors import CheckFailed, ServerError, UsageError
 from sm75.health import check as checks
 from sm75.health.client import BadAnswer, KeyRefused, Server, base_url
 from sm75.progress import Reporter, make_reporter
+from sm75.words import counted
 
 REPEATS = 10
 """Of an interval of 97.9 %: the second smallest and second largest of ten."""
@@ -275,9 +276,10 @@ def server_lines(data: dict[str, Any]) -> None:
     """Print what :func:`server` returned, for people."""
     if "requests" in data:
         print(
-            f"bench: would send {data['requests']} requests in {data['cases']} cases to "
-            f"{data['url']}: {data['prompt_tokens']} tokens of prompts, {data['output_tokens']} "
-            "of answers, and some 20 to see how it counts"
+            f"bench: would send {counted(data['requests'], 'request')} in "
+            f"{counted(data['cases'], 'case')} to {data['url']}: "
+            f"{data['prompt_tokens']} tokens of prompts, {data['output_tokens']} of answers, "
+            "and some 20 to see how it counts"
         )
         return
     report.show(data)

@@ -250,7 +250,8 @@ def lines(data: dict[str, Any]) -> list[str]:
     found = [
         (
             f"{data['gpu']} (capability {data['capability']}, driver {data['driver'] or '?'}, CUDA "
-            f"{data['cuda']}, L2 {data['l2_bytes'] / 2**20:g} MiB), {data['repeats']} runs each"
+            f"{data['cuda']}, L2 {data['l2_bytes'] / 2**20:g} MiB), "
+            f"{data['repeats']} run{'s' * (data['repeats'] != 1)} each"
         ),
         f"theoretical: {theoretical:g} GB/s (clock and bus, as the driver says)"
         if theoretical

@@ -15,6 +15,7 @@ from html import escape
 from typing import Any
 
 from sm75.bench.roofline import field_report
+from sm75.words import counted
 
 _WIDTH, _HEIGHT = 960, 720
 # Room around a panel: left, top, right, bottom.
@@ -108,7 +109,8 @@ def _series(one: Mapping[str, Any]) -> str:
 
 def _where(data: Mapping[str, Any]) -> str:
     health = "answers were checked first" if data["health"]["asked"] else "ANSWERS NOT CHECKED"
-    return f"{data['url']}, {data['date']}, {data['plan']['repeats']} rounds a point, {health}"
+    rounds = counted(data["plan"]["repeats"], "round")
+    return f"{data['url']}, {data['date']}, {rounds} a point, {health}"
 
 
 def _told(data: Mapping[str, Any]) -> str:

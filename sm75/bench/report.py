@@ -14,6 +14,7 @@ from sm75.bench.client import Reply
 from sm75.bench.roofline import Roofline, field_report
 from sm75.bench.run import Case, Measured, Round
 from sm75.bench.stats import Summary
+from sm75.words import counted
 
 SCHEMA = 1
 # Prompts are known the second time when the slowest takes less than this share of the fastest.
@@ -116,10 +117,11 @@ def notes(measured: Measured, found: Sequence[dict[str, Any]]) -> list[str]:
         said.append(f"{short} of {answers} answers have fewer tokens than were asked for")
     for one in found:
         if one["prompt_tokens_counted"] not in ([], [one["prompt_tokens"]]):
-            counted = ", ".join(map(str, one["prompt_tokens_counted"][:5]))
-            said.append(f"prompts of {one['prompt_tokens']} tokens have {counted}")
+            told = ", ".join(map(str, one["prompt_tokens_counted"][:5]))
+            said.append(f"prompts of {one['prompt_tokens']} tokens have {told}")
     if cached := max((one["cached_tokens"] for one in found), default=0):
-        said.append(f"up to {cached} tokens of a prompt came from the server's cache, it says")
+        tokens = counted(cached, "token")
+        said.append(f"up to {tokens} of a prompt came from the server's cache, it says")
     if measured.again:
         first, second = measured.again
         if second < _KNOWN * first or measured.again_cached:
@@ -140,7 +142,7 @@ def good(found: Sequence[dict[str, Any]]) -> bool:
 def table(data: dict[str, Any]) -> Table:
     """One row a case."""
     out = Table(
-        title=f"{data['model']} at {data['url']}, {data['plan']['repeats']} rounds each",
+        title=f"{data['model']} at {data['url']}, {counted(data['plan']['repeats'], 'round')} each",
         header_style="bold", box=None, pad_edge=False,
     )  # fmt: skip
     for name in (

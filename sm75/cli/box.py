@@ -21,6 +21,7 @@ from sm75.cli.options import (
     warn,
 )
 from sm75.errors import UsageError
+from sm75.words import counted
 
 
 @click.command("install")
@@ -48,8 +49,8 @@ def install_command(
     else:
         would = "would install" if dry_run else "installed"
         click.echo(
-            f"install: {would} {len(done['packages'])} packages for Python {done['python']} in "
-            f"{done['prefix']}"
+            f"install: {would} {counted(len(done['packages']), 'package')} for Python "
+            f"{done['python']} in {done['prefix']}"
         )
         for package in done["packages"] if dry_run else ():
             click.echo(f"  {package}")

@@ -20,6 +20,7 @@ from sm75.cli.options import (
 )
 from sm75.cli.reporting import keep, refresh, withdrew
 from sm75.errors import CheckFailed, UsageError
+from sm75.words import counted
 
 if TYPE_CHECKING:
     from sm75.lockfile import ReleaseLock
@@ -72,8 +73,8 @@ def _fetch(
         pass
     elif wanted.todo:
         click.echo(
-            f"fetch: {amount(wanted.bytes_download, 'B')} in {len(wanted.todo)} files to "
-            f"{store.root} ({amount(wanted.bytes_cached, 'B')} are there)"
+            f"fetch: {amount(wanted.bytes_download, 'B')} in {counted(len(wanted.todo), 'file')} "
+            f"to {store.root} ({amount(wanted.bytes_cached, 'B')} are there)"
         )
         if dry_run:
             for artifact in wanted.todo:
@@ -81,7 +82,7 @@ def _fetch(
                     f"  {amount(artifact.download_size, 'B'):>9}  {artifact.stored_filename}"
                 )
     else:
-        click.echo(f"fetch: all {len(wanted.cached)} files are in {store.root}")
+        click.echo(f"fetch: nothing; {counted(len(wanted.cached), 'file')} in {store.root}")
     if not dry_run and wanted.todo:
         with make_reporter() as reporter:
             step.fetch(wanted, store, reporter)
@@ -424,7 +425,7 @@ def inspect(
             f"{report.source} is unusable on {report.target}",
             # said below the table, library by library in it
             why=report.summary if as_json else "",
-            fix="build a package for it: python3 orchestrator.py build",
+            fix=inspection.advice(report),
         )
 
 

@@ -20,7 +20,7 @@ from sm75.cli.options import (
     warn,
 )
 from sm75.cli.reporting import refresh
-from sm75.errors import UsageError
+from sm75.words import counted
 
 if TYPE_CHECKING:
     pass
@@ -46,13 +46,10 @@ def channel_verify(channel: Path, as_json: bool) -> None:
     Warns of a version of which the channel has several builds: clients take any of them.
     """
     from sm75 import onebuild
-    from sm75.channelcheck import advice, count, verify_channel
+    from sm75.channelcheck import advice, count, require, verify_channel
     from sm75.errors import ChannelError
 
-    if not channel.is_dir():
-        raise UsageError(
-            f"there is no channel {channel}", fix="build one: python3 orchestrator.py build"
-        )
+    require(channel)
     problems = verify_channel(channel)
     if as_json:
         print_json([{"path": p.path, "kind": p.kind, "detail": p.detail} for p in problems])
@@ -87,8 +84,9 @@ def channel_lock(
         print_json(made)
         return
     click.echo(
-        f"runtime.lock: {made['wheels']} wheels ({amount(made['bytes'], 'B')}) for Python "
-        f"{', '.join(made['python'])}; {made['run_dependencies']} run dependencies in the recipe"
+        f"runtime.lock: {counted(made['wheels'], 'wheel')} ({amount(made['bytes'], 'B')}) "
+        f"for Python {', '.join(made['python'])}; "
+        f"{counted(made['run_dependencies'], 'run dependency', 'run dependencies')} in the recipe"
         + (", which has changed" if made["recipe_changed"] else "")
     )
 
@@ -116,14 +114,14 @@ def channel_build(
         print_json(done)
     elif dry_run:
         click.echo(
-            f"channel: {done['wheels']} wheels, {len(done['files'])} of them to fetch "
+            f"channel: {counted(done['wheels'], 'wheel')}, {len(done['files'])} of them to fetch "
             f"({amount(done['download_bytes'], 'B')}; {amount(done['cached_bytes'], 'B')} are "
             "in the store)"
         )
     else:
         click.echo(
-            f"channel: {done['packages']} packages of the closure, {len(done['published'])} of "
-            f"them new, {len(done['withdrawn'])} withdrawn"
+            f"channel: {counted(done['packages'], 'package')} of the closure, "
+            f"{len(done['published'])} of them new, {len(done['withdrawn'])} withdrawn"
         )
 
 
@@ -177,7 +175,8 @@ def channel_export(channel: Path, dry_run: bool, as_json: bool, out: Path) -> No
     if as_json:
         print_json(done)
     elif dry_run:
-        click.echo(f"export: {done['files']} files, {amount(done['bytes'], 'B')}, to {out}")
+        files = counted(done["files"], "file")
+        click.echo(f"export: {files}, {amount(done['bytes'], 'B')}, to {out}")
     else:
         click.echo(f"{done['sha256']}  {out}")
 
@@ -208,7 +207,7 @@ def channel_publish(
         print_json(done)
         return
     click.echo(
-        f"publish: {len(done['sent'])} files ({amount(done['sent_bytes'], 'B')}) "
+        f"publish: {counted(len(done['sent']), 'file')} ({amount(done['sent_bytes'], 'B')}) "
         f"{'would be' if dry_run else 'were'} sent, {len(done['same'])} are there already, "
         f"{len(done['removed'])} removed"
     )

@@ -12,6 +12,7 @@ import click
 
 from sm75.cli.options import FILE, ROOT, load_lock, open_store, print_json, refuse, shared, warn
 from sm75.cli.reporting import refresh, withdrew
+from sm75.words import counted
 
 if TYPE_CHECKING:
     from sm75.aot.package import Made
@@ -60,7 +61,7 @@ def kernels_build(
         print_json(_plain(made))
         return
     click.echo(
-        f"kernels: {len(made.packed)} variants in {made.package or files}"
+        f"kernels: {counted(len(made.packed), 'variant')} in {made.package or files}"
         + (f"; {len(made.unknown)} not proved" if made.unknown and not unproved else "")
         + (f"; {len(made.wrong)} proved wrong, left to the JIT" if made.wrong else "")
     )

@@ -55,9 +55,10 @@ def refresh(lock: ReleaseLock, channel: Path, *, built: Path | None = None) -> N
         channel: The channel; without one nothing is written.
         built: The package, where it was just built: the log of its compile is kept.
     """
-    from sm75.report import gather, write
+    from sm75.channelcheck import is_channel
+    from sm75.report import write
 
-    if not gather.is_channel(channel):
+    if not is_channel(channel):
         return
     try:
         if built is not None:

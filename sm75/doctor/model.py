@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from sm75.doctor.rules import Line
 from sm75.errors import CheckFailed, UsageError
 from sm75.serve import place, start
+from sm75.words import counted
 
 # Variables that say where a model is, or what serve may do with it; the others have lines of
 # their own.
@@ -37,7 +38,7 @@ def lines(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
         next(row.mib for row in plan.budget.rows if row.what == what)
         for what in ("card", "- weights")
     )
-    files = "1 file" if len(weights.files) == 1 else f"{len(weights.files)} files"
+    files = counted(len(weights.files), "file")
     yield Line(
         name="weights", status="ok",
         says=f"{weights.disk_bytes / 2**30:.1f} GiB in {files}; on the card {on_card:,.0f} MiB of "

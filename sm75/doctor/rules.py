@@ -10,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from sm75.adapter import FLOOR
 from sm75.doctor.facts import Facts
+from sm75.words import counted
 
 Status = Literal["ok", "warn", "fail", "unknown"]
 
@@ -208,8 +209,8 @@ def _resources(facts: Facts) -> Iterator[Line]:
         yield Line(name="RAM", status="unknown", says="/proc/meminfo cannot be read")
     else:
         jobs = min(facts.cores, int(facts.available_gib / _JOB_GIB))
-        says = (f"{facts.memory_gib:.1f} GiB, {facts.available_gib:.1f} available: {jobs} compile "
-                f"jobs on {facts.cores} cores")  # fmt: skip
+        says = (f"{facts.memory_gib:.1f} GiB, {facts.available_gib:.1f} available: "
+                f"{counted(jobs, 'compile job')} on {counted(facts.cores, 'core')}")  # fmt: skip
         enough = jobs >= 1
         yield Line(name="RAM", status="ok" if enough else "warn", says=says,
                    fix="" if enough else "free some, or add swap")  # fmt: skip

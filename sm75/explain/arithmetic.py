@@ -19,6 +19,10 @@ TURING_SHARED = 65_536
 _HEADS, _ROWS, _TILES = (64, 128, 256, 512), (16, 32), (16, 32, 64, 128)
 # A T4G's memory in GiB: 15,360 MiB (nvidia-smi), of which CUDA offers some 14.6 to programs.
 _T4G_GIB = 15.0
+# RAM of the instances with one T4G each, in GiB (docs/g5g.md).
+_G5G_GIB = {"g5g.xlarge": 8, "g5g.2xlarge": 16, "g5g.4xlarge": 32, "g5g.8xlarge": 64}
+# Less than this is not what fills such a machine, in GiB: importing torch takes 0.2 (docs/g5g.md).
+_LITTLE_GIB = 0.5
 _UNITS = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
 
 
@@ -90,11 +94,27 @@ def cache_memory(groups: Groups) -> str:
     return text
 
 
+def host_memory(groups: Groups) -> str:
+    """GiB that a process held when the kernel ended it, of the kernel's kB."""
+    anonymous, mapped = _number(groups, "anonymous"), _number(groups, "mapped")
+    if anonymous is None:
+        return ""
+    own, name = anonymous / 2**20, groups.get("program") or "it"
+    text = f"{name} held {own:.2f} GiB of its own when it was killed"
+    if mapped is not None:
+        text += f", and {mapped / 2**20:.2f} GiB of files, which can be given back"
+    if own < _LITTLE_GIB:
+        return f"{text}. That is little: another process filled the memory, or a limit is too low"
+    enough = next((f"{name} has {ram}" for name, ram in _G5G_GIB.items() if ram > own), "")
+    return f"{text}. It wanted more than that{f'; a {enough} GiB of RAM' if enough else ''}"
+
+
 SUMS: Mapping[str, Callable[[Groups], str]] = {
     "shared-memory": shared_memory,
     "cuda-memory": cuda_memory,
     "startup-memory": startup_memory,
     "cache-memory": cache_memory,
+    "host-memory": host_memory,
 }
 
 

@@ -11,6 +11,7 @@
     fix = ["what to do; a command stands in `backquotes`"]
     link = "https://…"                 # where it can be read
     arithmetic = "cuda-oom"            # optional: a sum with the numbers (arithmetic.py)
+    instead = { build = "other-id" }   # optional: the entry for such a line in a log of that area
     [[entry.pattern]]
     needle = "no kernel image"         # literal text that every match has
     match = 'no kernel image is available'   # a Python regular expression
@@ -91,6 +92,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     link: Text
     pattern: tuple[Pattern, ...]
     arithmetic: str = ""
+    instead: dict[Area, str] = msgspec.field(default_factory=dict)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +134,8 @@ def _check(entries: tuple[Entry, ...]) -> None:
     for entry in entries:
         if not entry.pattern or not entry.fix or not entry.area:
             raise ValueError(f"{entry.id}: pattern, fix or area is empty")
+        if lost := set(entry.instead.values()) - set(names):
+            raise ValueError(f"{entry.id}: there is no entry {min(lost)}")
         if entry.arithmetic and entry.arithmetic not in arithmetic.SUMS:
             raise ValueError(f"{entry.id}: there is no arithmetic '{entry.arithmetic}'")
         for pattern in entry.pattern:

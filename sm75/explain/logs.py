@@ -13,6 +13,7 @@ from sm75.errors import CheckFailed, UsageError
 from sm75.explain import knowledge, scan
 from sm75.explain.knowledge import Area, Severity
 from sm75.explain.subject import Explanation
+from sm75.words import counted
 
 _STDIN = "-"
 _WORDS: dict[Severity, str] = {
@@ -43,18 +44,18 @@ class LogExplanation(Explanation):
         found = self.report.findings
         if not found:
             return [
-                f"{self.subject}: nothing known in {self.report.lines:,} lines",
+                f"{self.subject}: nothing known in {counted(self.report.lines, 'line')}",
                 "  docs/troubleshooting.md lists what is known. The log of the program that failed",
                 "  (the server's own, the compiler's) says more than that of what started it.",
             ]
         counts = [
-            f"{len(of)} {word}{'s' if len(of) > 1 else ''}"
+            counted(len(of), word)
             for severity, word in _WORDS.items()
             if (of := self.report.of(severity))
         ]
         if not self.report.of("failure"):
             counts.insert(0, "no known failure")
-        text = [f"{self.subject}: {', '.join(counts)} in {self.report.lines:,} lines"]
+        text = [f"{self.subject}: {', '.join(counts)} in {counted(self.report.lines, 'line')}"]
         for finding in found:
             times = f", {finding.count} times" if finding.count > 1 else ""
             title = finding.words(finding.entry.title)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from sm75.explain import arithmetic, lines
+from sm75.explain.context import Context
 from sm75.explain.knowledge import Area, Entry, Knowledge, Pattern, Severity
+from sm75.explain.speech import Speech, said
 
 # Lines that are searched at once for needles, of which most logs have none.
 _BATCH = 4096
@@ -135,18 +137,29 @@ def scan(stream: BinaryIO, knowledge: Knowledge, areas: Iterable[Area] = ()) -> 
     ]
     found: dict[str, Finding] = {}
     pending: list[_Pending] = []
-    last = 0
+    speech, context = Speech(), Context(wanted)
+    by_id = {entry.id: entry for entry in knowledge.entries}
+    last, head = 0, ""
     for batch in _batches(lines.read(stream)):
         last = batch[-1].number
         whole = "\n".join(line.text for line in batch)
         here = [(entry, pattern) for entry, pattern in patterns if pattern.needle in whole]
-        if not here and not pending:
+        if not here and not pending and not speech.open and not speech.may_begin(whole):
+            head = next((line.text for line in reversed(batch) if not line.goes_on), head)
+            context.skip((line.text for line in reversed(batch)), whole)
             continue
         for line in batch:
+            # The prefixes of a line that was cut stand in its first piece.
+            head = head if line.goes_on else line.text
             pending = [waiting for waiting in pending if _follow(waiting, line.text)]
-            for entry, pattern in here:
-                if pattern.needle in line.text:
-                    _look(entry, pattern, line, found, pending)
+            if speech.within(line.text):
+                continue
+            context.read(line.text)
+            hits = [(entry, pattern) for entry, pattern in here if pattern.needle in line.text]
+            if hits and not said(head):
+                for entry, pattern in hits:
+                    other = entry.instead.get(context.area) if context.area else None
+                    _look(by_id[other] if other else entry, pattern, line, found, pending)
     ordered = sorted(found.values(), key=lambda f: (_ORDER.index(f.entry.severity), f.number))
     return Report(lines=last, findings=tuple(ordered))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sm75.gpu import bundles, trials
 from sm75.smem.audit import SHARED_LIMIT
+from sm75.words import counted
 
 TARGET = "sm_75"
 
@@ -73,7 +74,7 @@ def _completeness(results: Sequence[Mapping[str, Any]], *, ahead: bool) -> Itera
         (missing, "are missing"), (unknown, "are none of this version's"), (twice, "stand twice"),
     ):  # fmt: skip
         if pairs:
-            yield f"{len(pairs)} trials {said}, the first: {pairs[0][0]}, {pairs[0][1]}"
+            yield f"{counted(len(pairs), 'trial')} {said}, the first: {pairs[0][0]}, {pairs[0][1]}"
 
 
 def _fault(one: Mapping[str, Any], allowed: float) -> str:

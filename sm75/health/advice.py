@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 _LOG = (
@@ -24,6 +25,35 @@ _NONSENSE = (
 _THINKS = "a model that thinks aloud needs --max-tokens 1024; if it is none: "
 _MODEL = "name a model that it lists (curl URL/v1/models): --model NAME"
 _PROTOCOL = f"it does not speak the protocol of OpenAI as vLLM does: {_LOG}"
+# What vLLM 0.33.0 says, and what mends it. In its order: vllm/renderers/hf.py:885-889 and
+# transformers' own words; vllm/entrypoints/openai/chat_completion/api_router.py:65;
+# vllm/entrypoints/serve/engine/serving.py:78; vllm/renderers/params.py:405,544.
+_SAID = (
+    (
+        r"chat.template",
+        (
+            "start it with one: python3 orchestrator.py serve MODEL -- --chat-template FILE; "
+            "a model without one is often a base model, which is not made to chat: take its -it or "
+            "-Instruct"
+        ),
+    ),
+    (
+        r"does not support Chat Completions",
+        (
+            "it serves a model that does not chat (embeddings, scores): serve another, or ask "
+            "another address (--url)"
+        ),
+    ),
+    (r"model\b.{0,300}\bdoes not exist", _MODEL),
+    (
+        r"maximum context length|max_model_len",
+        (
+            "it takes fewer tokens than a question and its answer: start it with more (vllm serve "
+            "--max-model-len), or ask for fewer (--max-tokens)"
+        ),
+    ),
+)
+_REFUSED = f"it refuses the question for what it says above; its log: {_LOG}"
 
 
 def stranger(url: str) -> str:
@@ -40,11 +70,12 @@ def stranger(url: str) -> str:
     )
 
 
-def of_status(status: int, url: str, *, listing: bool) -> str:
-    """By an HTTP status.
+def of_status(status: int, url: str, *, said: str = "", listing: bool) -> str:
+    """By an HTTP status and what the server says.
 
     Args:
         status: The status, not 200.
+        said: The message of its error document; empty where it sent none.
         url: Where it was asked.
         listing: Whether for the list of models.
     """
@@ -52,10 +83,14 @@ def of_status(status: int, url: str, *, listing: bool) -> str:
         return KEY
     if status == 429:
         return BUSY
+    if found := next((step for words, step in _SAID if re.search(words, said, re.I)), ""):
+        return found
     if status >= 500:
         return FAILS
     if status == 404 and not listing:
         return _MODEL
+    if said and not listing:
+        return _REFUSED
     return stranger(url) if listing or status < 400 else _PROTOCOL
 
 

@@ -11,6 +11,7 @@ from sm75.errors import CheckFailed, ServerError, UsageError
 from sm75.health import advice, text
 from sm75.health.client import Answer, BadAnswer, KeyRefused, Server
 from sm75.health.questions import Question, choose
+from sm75.words import counted
 
 # Seconds between tries of ``wait``.
 _PAUSE = 2.0
@@ -88,7 +89,8 @@ class Health:
         if bad:
             return f"is NOT well: {bad[0].faults[0]}"
         slowest = max((one.answer.seconds for one in self.judged if one.answer), default=0.0)
-        return f"is well ({len(self.judged)} answers read, the slowest took {slowest:.1f} s)"
+        answers = counted(len(self.judged), "answer")
+        return f"is well ({answers} read, the slowest took {slowest:.1f} s)"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -124,7 +126,7 @@ def judge(question: Question, answer: Answer) -> tuple[str, ...]:
     if answer.finish not in good:
         why = {
             "": "the server does not say why it ended",
-            "length": f"it did not end within {question.max_tokens} tokens",
+            "length": f"it did not end within {counted(question.max_tokens, 'token')}",
         }.get(answer.finish, f"it ended by '{answer.finish}'")
         found.append(f"finish_reason: {why}; expected {' or '.join(good)}")
     if not question.right(answer.text):

@@ -23,6 +23,10 @@ from sm75.health.questions import Question
 _MOST_BYTES = 1 << 20
 # Seconds by which a socket waits longer than we do: ours is the message to be read.
 _LONGER = 2.0
+# Characters of a server's own message that are shown.
+_SHOWN = 400
+# What vLLM says of a model that does not chat: it is well, and waiting mends nothing.
+_NOT_IMPLEMENTED = 501
 CHAT = "/v1/chat/completions"
 _NOT_HEALTH = {
     "/v1/completions": "it continues raw text without the chat template: a working chat model "
@@ -63,6 +67,10 @@ class BadAnswer(Exception):
 
 class KeyRefused(BadAnswer):
     """The server lets nobody in with this key, or without one. Whether it is well is not known."""
+
+
+class _Unwell(BadAnswer):
+    """The server answered that it cannot now."""
 
 
 def base_url(url: str) -> str:
@@ -192,14 +200,11 @@ class Server:
             # Ends the thread's request where it still runs.
             with suppress(Exception):
                 client.close()
-        if isinstance(found, httpx.HTTPError):
-            status = found.response.status_code if isinstance(found, httpx.HTTPStatusError) else 0
+        if isinstance(found, httpx.HTTPError | _Unwell):
             raise ServerError(
                 f"no answer from {self.url}{path}",
                 why=str(found) or type(found).__name__,
-                fix=advice.of_status(status, self.url, listing=data is None)
-                if status
-                else advice.ABSENT,
+                fix=found.fix if isinstance(found, _Unwell) else advice.ABSENT,
             ) from found
         if isinstance(found, Exception):
             raise found
@@ -216,16 +221,15 @@ def _fetch(
                 body += chunk
                 if len(body) > _MOST_BYTES:
                     raise BadAnswer(f"its answer has more than {_MOST_BYTES >> 20} MiB")
-            if answer.status_code >= 500 or answer.status_code == 429:
+            status = answer.status_code
+            if status != 200:
+                said = _error(body)
+                what = f"HTTP {status}: {f'it says: {said}' if said else _start(body)}"
+                fix = advice.of_status(status, url, said=said, listing=data is None)
                 # What a starting, dying or overloaded server says: as good as no answer.
-                message = f"HTTP {answer.status_code}: {_start(body)}"
-                raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
-            if answer.status_code != 200:
-                kind = KeyRefused if answer.status_code in (401, 403) else BadAnswer
-                raise kind(
-                    f"HTTP {answer.status_code}: {_start(body)}",
-                    fix=advice.of_status(answer.status_code, url, listing=data is None),
-                )
+                if status == 429 or (status >= 500 and status != _NOT_IMPLEMENTED):
+                    raise _Unwell(what, fix=fix)
+                raise (KeyRefused if status in (401, 403) else BadAnswer)(what, fix=fix)
             done.put(body)
     except (BadAnswer, httpx.HTTPError) as error:
         done.put(error)
@@ -235,6 +239,32 @@ def _fetch(
 
 def _start(body: bytes) -> str:
     return " ".join(body[:200].decode("utf-8", errors="replace").split()) or "no text"
+
+
+def _error(body: bytes) -> str:
+    """The message of an error document: OpenAI's, vLLM's before 0.10, FastAPI's; else nothing."""
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return ""
+    return _message(data)
+
+
+def _message(data: Any) -> str:
+    found = data.get("error", data.get("detail", "")) if isinstance(data, dict) else ""
+    if isinstance(data, dict) and data.get("object") == "error":
+        found = data.get("message", "")
+    if isinstance(found, dict):
+        found = found.get("message", "")
+    if isinstance(found, list):
+        # FastAPI of a request that does not fit: one entry a fault.
+        found = "; ".join(
+            f"{one.get('msg', '')} ({'.'.join(map(str, one.get('loc', ())))})"
+            for one in found
+            if isinstance(one, dict) and isinstance(one.get("loc", ()), list | tuple)
+        )
+    flat = " ".join(found.split()) if isinstance(found, str) else ""
+    return flat if len(flat) <= _SHOWN else flat[: _SHOWN - 1] + "…"
 
 
 def _whole(body: bytes) -> tuple[str, str]:
@@ -256,7 +286,11 @@ def _streamed(body: bytes) -> tuple[str, str]:
         try:
             part = json.loads(event)
             if "error" in part:
-                raise BadAnswer(f"its stream has an error: {_start(event.encode())}")
+                said = _message(part)
+                raise BadAnswer(
+                    f"its stream has an error: {said or _start(event.encode())}",
+                    fix=advice.of_status(200, "", said=said, listing=False) if said else "",
+                )
             for choice in part["choices"]:
                 text += _text(choice.get("delta", {}).get("content"))
                 finish = _finish(choice.get("finish_reason")) or finish

@@ -17,7 +17,8 @@ def read(path: Path) -> Claims | None:
     """Read the claims.
 
     Args:
-        path: The Markdown file: a table of claims, and a list of what is not claimed after it.
+        path: The Markdown file: what the kinds mean, a table of claims, and a list of what is not
+            claimed.
 
     Returns:
         None when there is no such file or no table in it.
@@ -31,11 +32,21 @@ def read(path: Path) -> Claims | None:
     head, *rows = list(_rows(parser, tokens)) or [()]
     if not rows:
         return None
+    start = next(i for i, token in enumerate(tokens) if token.type == "table_open")
     end = next(i for i, token in enumerate(tokens) if token.type == "table_close")
-    # a rendered list; headings stay out, for the page has its own
-    rest = [t for t in _local(tokens[end + 1 :]) if not t.type.startswith("heading")]
-    after = Markup(parser.renderer.render(rest, parser.options, {}))  # noqa: S704 (escaped there)
-    return Claims(head=head, rows=tuple(rows), after=after)
+    before, after = (_html(parser, part) for part in (tokens[:start], tokens[end + 1 :]))
+    return Claims(before=before, head=head, rows=tuple(rows), after=after)
+
+
+def _html(parser: MarkdownIt, tokens: Sequence[Token]) -> Markup:
+    """Rendered; headings stay out, for the page has its own."""
+    kept: list[Token] = []
+    heading = False
+    for token in _local(tokens):
+        heading = token.type == "heading_open" or (heading and token.type != "heading_close")
+        if not heading and token.type != "heading_close":
+            kept.append(token)
+    return Markup(parser.renderer.render(kept, parser.options, {}))  # noqa: S704 (escaped there)
 
 
 def _rows(parser: MarkdownIt, tokens: Sequence[Token]) -> Iterator[tuple[Markup, ...]]:

@@ -122,8 +122,9 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """The table of claims, rendered, and what follows it."""
+    """The table of claims, rendered, with what stands before and after it."""
 
+    before: Markup
     head: tuple[Markup, ...]
     rows: tuple[tuple[Markup, ...], ...]
     after: Markup

@@ -31,6 +31,7 @@ from sm75.report.records import SmemRecord
 from sm75.report.timeline import Timeline
 from sm75.series import load_series
 from sm75.verify import Verification
+from sm75.words import counted
 
 
 def gather(root: Path, lock: ReleaseLock, channel: Path, *, keep: bool = True) -> Facts:
@@ -282,12 +283,7 @@ def _groups(files: Iterable[tuple[str, int]]) -> tuple[Group, ...]:
     shown = [Group(name=n, files=count[n], size=total[n]) for n in order[:_LARGEST]]
     if rest := order[_LARGEST:]:
         shown.append(
-            Group(name=f"{len(rest)} others", files=sum(count[n] for n in rest),
+            Group(name=f"{counted(len(rest), 'other')}", files=sum(count[n] for n in rest),
                   size=sum(total[n] for n in rest))
         )  # fmt: skip
     return tuple(shown)
-
-
-def is_channel(directory: Path) -> bool:
-    """Whether a directory is a conda channel of ours: it has sums or an index."""
-    return (directory / SUMS).is_file() or any(directory.glob(f"*/{REPODATA}"))

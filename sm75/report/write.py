@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm75 import atomic, sbom
 from sm75 import channel as channels
-from sm75.channelcheck import REPORT, SUMS, read_sums
+from sm75.channelcheck import REPORT, SUMS, is_channel, read_sums, require
 from sm75.errors import UsageError
 from sm75.lockfile import ReleaseLock
 from sm75.report import commands, gather, page, records, timeline
@@ -46,17 +46,13 @@ def report(
         dry_run: Write nothing.
 
     Raises:
-        UsageError: There is no channel to write into, or ``out`` is no file to write to.
-        ChannelError: An index or the package cannot be read.
+        UsageError: ``out`` is no file to write to.
+        ChannelError: There is no channel to write into, or an index or the package cannot be read.
         BusyError: A publisher holds the channel.
         DiskError: A file cannot be written.
     """
-    if out is None and not (channel.is_dir() and gather.is_channel(channel)):
-        raise UsageError(
-            f"there is no channel {channel}",
-            why="the report is written into it",
-            fix=f"build one: {commands.BUILD}; or give --out FILE: a report of what is there",
-        )
+    if out is None:
+        require(channel)
     place = out or channel / REPORT
     _check_out(place, channel)
     bill = False
@@ -94,7 +90,7 @@ def _check_out(out: Path, channel: Path) -> None:
     if out.is_dir() or (out.exists() and not out.is_file()):
         raise UsageError(f"{out} is no file to write to", why="it is something else", fix=fix)
     place, inside = out.resolve(), channel.resolve()
-    if place != inside / REPORT and place.is_relative_to(inside) and gather.is_channel(channel):
+    if place != inside / REPORT and place.is_relative_to(inside) and is_channel(channel):
         raise UsageError(
             f"{out} would lie in the channel",
             why=f"a channel has no files but its own, and {REPORT}",

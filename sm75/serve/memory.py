@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sm75.serve.kv import Cache
 from sm75.serve.shape import Shape
+from sm75.words import counted
 
 MIB = 1 << 20
 # Of a T4's 15,360 MiB (nvidia-smi) CUDA offers 14.58 GiB: "GPU 0 has a total capacity of 14.58 GiB"
@@ -147,7 +148,7 @@ def divide(
             note=f"CUDA offers {offered:,}"),
         Row(what="- CUDA context, cuBLAS", mib=CONTEXT_MIB, known="estimated"),
         Row(what="- attention scratch", mib=scratch, known="vLLM's sum",
-            note=f"{len(cache.groups) if cache else 0} groups, widest head for all"),
+            note=f"{counted(len(cache.groups) if cache else 0, 'group')}, widest head for all"),
         Row(what="- held back", mib=RESERVE_MIB, known="estimated",
             note="late kernels, fragments"),
     ]  # fmt: skip
@@ -161,7 +162,7 @@ def divide(
         Row(what="- logits while sampling", mib=logits, known="estimated",
             note=f"{settings.seqs} x {shape.vocab:,} x {_LOGIT} bytes"),
         Row(what="- CUDA graphs", mib=graphs, known="estimated",
-            note=f"{len(settings.captured)} sizes x {GRAPH_MIB}"),
+            note=f"{counted(len(settings.captured), 'size')} x {GRAPH_MIB}"),
         *([Row(what="- images and sound", mib=towers, known="estimated")] if towers else []),
         Row(what="= KV cache", mib=left, known="result"),
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from sm75.errors import CheckFailed
 from sm75.serve import length as lengths
 from sm75.serve.length import Length
 from sm75.smem.models import Layer
+from sm75.words import counted
 
 # Where multimodal models keep the language model's part.
 _TEXT = ("text_config", "language_config", "llm_config")
@@ -144,7 +145,9 @@ def layer_kinds(text: Mapping[str, Any], count: int) -> list[str]:
     given = text.get("layer_types")
     if given:
         if len(given) != count:
-            raise ValueError(f"layer_types has {len(given)} entries for {count} layers")
+            raise ValueError(
+                f"layer_types has {counted(len(given), 'entry', 'entries')} for {count} layers"
+            )
         return [str(kind) for kind in given]
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
         return [_FULL] * count

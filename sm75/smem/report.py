@@ -20,6 +20,7 @@ from sm75.smem import toolenv, trees
 from sm75.smem.audit import SHARED_LIMIT, Audit, Problem, Variant
 from sm75.smem.models import MODELS
 from sm75.store import Store, hash_file
+from sm75.words import counted
 
 # Parameters with a column of their own, in this order; others are not shown.
 _SIZES = (
@@ -142,14 +143,15 @@ def summary(result: Result) -> str:
     """One line: how many variants, the largest, the verdict."""
     variants = result.after.variants.values()
     largest = max((v.shared for v in variants), default=0)
-    verdict = f"{len(result.problems)} problems" if result.problems else "all within the limits"
+    problems = len(result.problems)
+    verdict = counted(problems, "problem") if problems else "all within the limits"
     before = ""
     if result.before is not None:
         most = max((v.shared for v in result.before.variants.values()), default=0)
         before = f", {most} unpatched"
     return (
-        f"smem: {len(variants)} kernel variants for sm_75 with Triton {result.triton}: at most "
-        f"{largest} of {SHARED_LIMIT} bytes{before}; {verdict}"
+        f"smem: {counted(len(variants), 'kernel variant')} for sm_75 with Triton {result.triton}: "
+        f"at most {largest} of {SHARED_LIMIT} bytes{before}; {verdict}"
     )
 
 

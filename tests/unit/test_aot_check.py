@@ -155,7 +155,7 @@ def test_all_is_well(tmp_path: Path, tool: list[str]) -> None:
         3, 28, 0x3000, 8,
     )  # fmt: skip
     evidence = found(home, tool)["tensor cores"].evidence
-    assert evidence == "3 to 3 HMMA.1688 in each of the 1 variants whose kernel has a dot"
+    assert evidence == "3 to 3 HMMA.1688 in each of the 1 variant whose kernel has a dot"
 
 
 def test_what_is_counted_in_sass() -> None:

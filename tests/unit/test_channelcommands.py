@@ -84,7 +84,7 @@ def test_lock_writes_the_recipes_list(run: Runner, project: Path, sdist: list[st
     text = (project / recipedeps.RECIPE).read_text()
     assert recipedeps.listed(text, RELEASE) == ("alpha >=1",)
     again = run("channel", "lock", "--upgrade")
-    assert "1 run dependencies in the recipe\n" in again.out
+    assert "1 run dependency in the recipe\n" in again.out
     assert sdist == ["check=False upgrade=False", "check=False upgrade=True"]
 
 
@@ -230,20 +230,6 @@ def test_missing(run: Runner, channel: Path, tmp_path: Path) -> None:
     assert [len(texts) for texts in ended.json.values()] == [1, 1]
 
 
-def test_missing_of_no_channel(run: Runner, tmp_path: Path) -> None:
-    """Not nothing: everything."""
-    ended = run("channel", "missing", "--channel", tmp_path / "void")
-    assert ended.code == 8
-    assert "next: bring it in: python3 orchestrator.py channel build" in ended.err
-
-
-def test_publish_of_no_channel_names_the_next_command(run: Runner, tmp_path: Path) -> None:
-    ended = run("channel", "publish", tmp_path / "there", "--channel", tmp_path / "void")
-    assert ended.code == 8
-    assert "next: build one (python3 orchestrator.py channel build)" in ended.err
-    assert not (tmp_path / "there").exists()
-
-
 def test_export(run: Runner, channel: Path, tmp_path: Path) -> None:
     out = tmp_path / "c.tar"
     ended = run("channel", "export", "--dry-run", "--json", "--channel", channel, out)
@@ -288,7 +274,7 @@ def test_verify(run: Runner, channel: Path, tmp_path: Path) -> None:
     for place in ("/", tmp_path / "empty"):
         ended = run("channel", "verify", "--channel", place)
         assert ended.code == 8
-        assert "next: name a channel" in ended.err
+        assert "next: name one (--channel DIR)" in ended.err
 
 
 # install
@@ -370,6 +356,31 @@ def test_install_from_a_damaged_channel(run: Runner, channel: Path, tmp_path: Pa
         assert ended.code == 8
         assert "numpy-2.4-py312.conda: altered" in ended.err
     assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.usefixtures("arm")
+@pytest.mark.parametrize("kind", ["nothing", "a file", "an empty directory"])
+@pytest.mark.parametrize(
+    "command",
+    ["verify", "report", "install --prefix P", "channel verify", "channel missing",
+     "channel sizes", "channel export F", "channel export F --dry-run", "channel publish D",
+     "channel publish D --dry-run"],
+)  # fmt: skip
+def test_no_channel_is_one_fault_everywhere(
+    run: Runner, tmp_path: Path, kind: str, command: str
+) -> None:
+    """With the exit code of channels, in the same words, and with what to type next."""
+    place = tmp_path / "gone"
+    if kind == "a file":
+        place.write_text("")
+    elif kind != "nothing":
+        place.mkdir()
+    words = [str(tmp_path / word) if len(word) == 1 else word for word in command.split()]
+    ended = run(*words, "--channel", place)
+    assert (ended.code, ended.out) == (8, "")
+    assert ended.err.startswith(f"error: there is no channel {place}\n")
+    assert "next: name one (--channel DIR), or make it: python3 orchestrator.py build" in ended.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["gone"] * (kind != "nothing")
 
 
 def spoil(channel: Path, **changes: object) -> None:

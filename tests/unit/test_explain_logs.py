@@ -45,7 +45,7 @@ def told(report: scan.Report) -> str:
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_every_shape_is_found_with_its_line_and_numbers(shape: dict[str, Any]) -> None:
     text = shape["log"].removeprefix("\n")
-    before = (DATA / "healthy" / "serve.log").read_text()
+    before = "" if shape.get("alone") else (DATA / "healthy" / "serve.log").read_text()
     report = found(before + text + before)
     assert ids(report) == [shape["entry"]], "this entry and no other"
     (finding,) = report.findings
@@ -55,6 +55,11 @@ def test_every_shape_is_found_with_its_line_and_numbers(shape: dict[str, Any]) -
     assert "(not said)" not in words or shape["entry"] in ("no-network", "cuda-version-mismatch")
     for part in shape.get("expect", ()):
         assert part in words
+
+
+def _family(entry: str) -> str:
+    """Prefixes say whose log it is, and with that what was killed."""
+    return "killed" if entry.startswith("killed") else entry
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
@@ -70,7 +75,28 @@ def test_every_shape_survives_what_terminals_and_supervisors_add(shape: dict[str
         lambda line: f"Nov 30 21:20:13 ip-10-0-0-1 vllm[812]: {line}",
     ):
         changed = "\n".join(map(change, text.splitlines())) + "\n"
-        assert shape["entry"] in ids(found(changed)), changed
+        assert _family(shape["entry"]) in map(_family, ids(found(changed))), changed
+
+
+@pytest.mark.parametrize(
+    ("log", "entry"), [("build.log", "killed-build"), ("serve.log", "killed-serve")]
+)
+@pytest.mark.parametrize("line", ["Killed", "exit status 137", "x.sh: line 3: 7 Killed python3 x"])
+def test_one_line_means_another_thing_in_another_log(log: str, entry: str, line: str) -> None:
+    healthy = (DATA / "healthy" / log).read_text()
+    assert entry in ids(found(healthy + line + "\n"))
+    assert ids(found(line + "\n" + healthy))[0] == "killed", "what stands before decides"
+    # Both in one log, as of `docker compose up --build`.
+    whole = "".join(f"{(DATA / 'healthy' / one).read_text()}{line}\n" for one in ("build.log", log))
+    assert ids(found(whole))[0] == "killed-build"
+    assert entry in ids(found(whole))
+
+
+@pytest.mark.parametrize("area", ["build", "serve"])
+def test_who_asks_knows_what_was_running(area: knowledge.Area) -> None:
+    """`build` and `serve` look at their own program's end."""
+    report = scan.scan(io.BytesIO(b"(EngineCore pid=1) nvcc\nKilled\n"), BASE, (area,))
+    assert ids(report) == [f"killed-{area}"]
 
 
 def test_every_entry_has_two_shapes_and_every_pattern_one() -> None:
@@ -224,7 +250,7 @@ def test_the_run(run: Runner, tmp_path: Path) -> None:
     log.write_text("fine\n")
     ended = run("explain", log)
     assert ended.code == 1
-    assert "nothing known in 1 lines" in ended.out
+    assert "nothing known in 1 line\n" in ended.out
     assert run("explain", log, "--json").json["findings"] == []
 
 
@@ -263,6 +289,7 @@ def test_the_page_is_written_when_it_changes(tmp_path: Path) -> None:
         ("match = 'Could not find nvcc'", "match = 'Could[^x]+nvcc'", "unbounded"),
         ("match = 'Could not find nvcc'", "match = 'Could('", "unterminated"),
         ('id = "killed"', 'id = "nccl"', "one id"),
+        ('build = "killed-build"', 'build = "gone"', "there is no entry gone"),
         ('arithmetic = "shared-memory"', 'arithmetic = "none"', "no arithmetic"),
         ('link = "', 'lnk = "', "lnk"),
     ],

@@ -340,6 +340,78 @@ def test_each_status_has_a_next_step(
     assert does in health.next
 
 
+TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a "
+    "chat template if the tokenizer does not define one."
+)
+
+
+def _document(message: str, status: int) -> dict[str, Any]:
+    """As vLLM 0.33.0 sends it (vllm/entrypoints/serve/engine/protocol.py:79-87)."""
+    kind = "BadRequestError" if status == 400 else "NotFoundError"
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "does", "code"),
+    [
+        (400, TEMPLATE, "-- --chat-template FILE", 1),
+        (404, "The model `x` does not exist. Valid aliases: tiny.", "--model NAME", 1),
+        (400, "This model's maximum context length is 16 tokens. However, your request has 60.",
+         "--max-model-len", 1),
+        (501, "The model does not support Chat Completions API", "does not chat", 1),
+        (400, "temperature must be non-negative, got -1.", "refuses the question", 1),
+        (422, "image cannot be loaded", "refuses the question", 1),
+        (500, "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+         "explain LOG", 11),
+        (503, "The engine is currently busy and cannot accept new requests.", "--wait 900", 11),
+        (429, "slow down", "more questions than it takes", 11),
+    ],
+)  # fmt: skip
+def test_what_the_server_says_is_read(
+    httpserver: HTTPServer, run: Runner, status: int, said: str, does: str, code: int
+) -> None:
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    document = _document(said, status)
+    httpserver.expect_request(client.CHAT).respond_with_json(document, status=status)
+    ended = run("health", "--url", httpserver.url_for(""))
+    assert ended.code == code
+    assert f"HTTP {status}: it says: {said}" in ended.out
+    assert "{" not in ended.out
+    assert "protocol" not in ended.out
+    assert does in ended.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"error": TEMPLATE}, TEMPLATE),
+        ({"object": "error", "message": TEMPLATE, "type": "BadRequestError"}, TEMPLATE),
+        ({"detail": TEMPLATE}, TEMPLATE),
+        ({"detail": [{"loc": ["body", "model"], "msg": "Field required"}]},
+         "Field required (body.model)"),
+        ({"error": {"message": "y" * 1000}}, "y" * 399 + "…"),
+    ],
+)  # fmt: skip
+def test_error_documents_of_other_kinds(
+    httpserver: HTTPServer, document: dict[str, Any], said: str
+) -> None:
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    httpserver.expect_request(client.CHAT).respond_with_json(document, status=400)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.verdict == f"is NOT well: HTTP 400: it says: {said}"
+    assert ("--chat-template" in health.next) == (said == TEMPLATE)
+
+
+@pytest.mark.parametrize("body", ["[]", "7", '{"error": {"message": 7}}', '{"detail": [7]}', "{"])
+def test_a_document_of_nothing(httpserver: HTTPServer, body: str) -> None:
+    httpserver.expect_request("/v1/models").respond_with_json({"data": [{"id": "tiny"}]})
+    httpserver.expect_request(client.CHAT).respond_with_data(body, status=400)
+    health = ask(httpserver.url_for("").rstrip("/"))
+    assert health.verdict == f"is NOT well: HTTP 400: {body}"
+    assert "does not speak the protocol" in health.next
+
+
 # Right as far as it goes.
 CUT = 'data: {"choices": [{"delta": {"content": "Air scatters blue light"}}]}\n\n'
 

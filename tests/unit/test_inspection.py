@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import platform
+import re
+import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +120,7 @@ def one(path: Path, contract: Contract | None = None) -> LibraryReport:
         (("many.fatbin",), True, ""),
         (("sm80.fatbin",), False, "no sm_75 SASS and no PTX <= 7.5: it has SASS for sm_80 and PTX"),
         (("lto.fatbin",), False, "no sm_75 SASS and no PTX <= 7.5: it has no SASS and ltoir sm_75"),
-        (("sm75.fatbin", "sm80.fatbin"), True, "1 of its 2 compiled sources have no code"),
+        (("sm75.fatbin", "sm80.fatbin"), True, "1 of its 2 compiled sources has no code"),
     ],
 )
 def test_device_code_decides(
@@ -127,6 +130,35 @@ def test_device_code_decides(
     assert library.usable is usable
     assert "; ".join(library.reasons).startswith(reason)
     assert bool(library.reasons) is bool(reason)
+
+
+@pytest.mark.parametrize("where", ["library", "directory"])
+def test_what_has_no_device_code_needs_no_build(run: Runner, tmp_path: Path, where: str) -> None:
+    """A library of this very system, as a person might name one."""
+    libc = next(Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()
+                if re.search(r"/libc\.so\.6$|/libc-2\.\d+\.so$", line))  # fmt: skip
+    if where == "directory":
+        shutil.copy(libc, tmp_path)
+    ended = run("inspect", tmp_path if where == "directory" else libc)
+    machine = {"x86_64": 1, "aarch64": 0}[platform.machine()]
+    said = f"no device code: code for the processor alone ({platform.machine()})"
+    assert said in ended.out
+    assert "orchestrator.py build" not in ended.out + ended.err
+    if machine:
+        assert ended.code == 1
+        assert "next: there is nothing to build for the GPU; take it for aarch64" in ended.err
+
+
+def test_the_advice_is_for_what_was_inspected(run: Runner, tmp_path: Path) -> None:
+    data = library_bytes(MODULE + with_device_code("sm80.fatbin"))
+    for name, says in (("vllm/_C.abi3.so", "orchestrator.py build"),
+                       ("other/_C.abi3.so", "this project builds vLLM alone")):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_bytes(data)
+        ended = run("inspect", path.parent)
+        assert ended.code == 1
+        assert says in ended.err.splitlines()[-1]
 
 
 def test_ptx_alone_is_usable_and_said(tmp_path: Path) -> None:
@@ -160,7 +192,7 @@ def test_torch_and_python_decide(tmp_path: Path) -> None:
         return one(path, Contract(python=python)).reasons
 
     assert reasons("_ZN2at4mineEv") == (
-        "it is tied to one build of torch by 1 C++ symbols (_ZN2at4mineEv, …)",
+        "it is tied to one build of torch by 1 C++ symbol (_ZN2at4mineEv)",
     )
     assert reasons("_PyObject_GetDictPtr")[0].endswith("the stable ABI: _PyObject_GetDictPtr")
     needs = "it needs Python 3.11, the target has 3.10"

@@ -313,7 +313,7 @@ def test_another_channel_is_checked_too(tmp_path: Path, box: Box) -> None:
 
 
 def test_a_directory_that_is_no_channel(channel: Path, tmp_path: Path, box: Box) -> None:
-    with pytest.raises(UsageError, match="is no channel"):
+    with pytest.raises(ChannelError, match="is no channel"):
         install.install(
             channel, tmp_path / "env", python="3.12", box=box, extra_channels=[tmp_path]
         )

@@ -52,7 +52,7 @@ def test_a_lock_is_made_and_agrees_with_its_tree(world: World) -> None:
         "cuda-nvcc-linux-aarch64", "speedups-cp311-linux-aarch64", "speedups-cp312-linux-aarch64",
     ]  # fmt: skip
     lockcheck.check(world.root, lock, world.store)
-    assert "patches: patches/0.33.0: 1 files, all apply" in list(done.lines())
+    assert "patches: patches/0.33.0: 1 file, all apply" in list(done.lines())
     # This tree's modules have no kernels, and nothing was proved here.
     assert done.to_json()["kernels"] == done.kernels
     assert f"kernels: {done.kernels}" in list(done.lines())

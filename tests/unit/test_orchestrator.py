@@ -341,8 +341,8 @@ def test_patches_against_a_tree_without_them(run: Runner, tmp_path: Path) -> Non
     ("arguments", "code", "words"),
     [
         (("verify", "{tmp}/no.conda"), 2, "no.conda"),
-        (("verify", "--channel", "{tmp}/no"), 2, "orchestrator.py build"),
-        (("verify", "--channel", "{tmp}/file"), 2, "orchestrator.py build"),
+        (("verify", "--channel", "{tmp}/no"), 8, "orchestrator.py build"),
+        (("verify", "--channel", "{tmp}/file"), 8, "orchestrator.py build"),
         (("verify", "{tmp}/file"), 8, "file"),
         (("inspect", "{tmp}/no.whl"), 2, "no.whl"),
         (("inspect", "{tmp}/no.json"), 2, "no.json"),

@@ -191,6 +191,17 @@ def test_only_web_addresses_are_links(facts: Facts, address: str) -> None:
     assert not [e for e in elements(tree, "a") if e.get("href") == address]
 
 
+def test_each_kind_of_a_claim_is_explained_once() -> None:
+    made = claims.read(ROOT / "docs" / "claims.md")
+    assert made is not None
+    kinds = re.findall(r"<em>([^<]+)</em>:", made.before)
+    assert len(kinds) == len(set(kinds))
+    used = {str(row[-1]).partition(",")[0] for row in made.rows}
+    assert used <= set(kinds), "explain it in the list at the top"
+    unused = set(kinds) - used
+    assert unused == {"seen on T4G"}
+
+
 def test_claims_are_rendered_without_links_to_files_that_are_not_beside_it(
     root: Path, facts: Facts
 ) -> None:
@@ -198,7 +209,7 @@ def test_claims_are_rendered_without_links_to_files_that_are_not_beside_it(
     (docs := root / "docs").unlink()
     docs.mkdir()
     (docs / "claims.md").write_text(
-        "# T\n\n| claim | proof |\n|---|---|\n"
+        "# T\n\nWhat it means.\n\n| claim | proof |\n|---|---|\n"
         "| <script>x</script> | [a](b.md) `c` [d](https://e.org/) ![i](https://e.org/i.png) "
         "[j](javascript:1) |\n\nNot claimed:\n\n- [x](../y.md) **z**\n"
     )
@@ -207,6 +218,7 @@ def test_claims_are_rendered_without_links_to_files_that_are_not_beside_it(
     assert made.rows[0][0] == "&lt;script&gt;x&lt;/script&gt;"
     assert made.rows[0][1] == ('a <code>c</code> <a href="https://e.org/">d</a>  [j](javascript:1)')
     assert "<li>x <strong>z</strong></li>" in made.after
+    assert made.before == "<p>What it means.</p>\n"
     (docs / "claims.md").write_text("no table")
     assert claims.read(docs / "claims.md") is None
 
@@ -519,22 +531,22 @@ def test_the_command(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--channel", "none"], "there is no channel"),
-     (["--channel", "made"], "there is no channel"),
-     (["--out", "channel/noarch/r.html"], "would lie in the channel"),
-     (["--out", "channel/r.html"], "would lie in the channel"),
-     (["--out", "made"], "is no file to write to")],
+    ("arguments", "said", "code"),
+    [(["--channel", "none"], "there is no channel", 8),
+     (["--channel", "made"], "there is no channel", 8),
+     (["--out", "channel/noarch/r.html"], "would lie in the channel", 2),
+     (["--out", "channel/r.html"], "would lie in the channel", 2),
+     (["--out", "made"], "is no file to write to", 2)],
 )  # fmt: skip
 def test_where_it_cannot_be_written(
     root: Path, channel: Path, monkeypatch: pytest.MonkeyPatch, run: Runner,
-    arguments: list[str], said: str,
+    arguments: list[str], said: str, code: int,
 ) -> None:  # fmt: skip
     take_for_project(monkeypatch, root)
     monkeypatch.chdir(root)
     before = files(root)
     ended = run("report", "--channel", channel, *arguments)
-    assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (ended.code, said in ended.err) == (code, True), ended.err
     assert files(root) == before
 
 

@@ -78,7 +78,7 @@ def test_a_sound_package_keeps_every_rule(tmp_path: Path) -> None:
     evidence = {f.rule: f.evidence for f in result.findings}
     assert evidence["SASS"] == "sm_75 only: 3 cubins"
     assert evidence["no foreign kernels"] == "none in 5 objects, 2 of them CUDA"
-    assert evidence["torch C shim"] == "1 functions, all declared"
+    assert evidence["torch C shim"] == "1 function, all declared"
     assert evidence["Rust frontend"] == "none; vllm-rs absent"
     require(result)
 

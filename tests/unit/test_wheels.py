@@ -176,7 +176,7 @@ def test_layout_places_a_tool_without_python(tmp_path: Path) -> None:
 
 def test_layout_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, tag="py3-none-any", files={"a/b": b"", "c": b""})
-    with pytest.raises(ChannelError, match="no layout rule places 1 members") as err:
+    with pytest.raises(ChannelError, match="no layout rule places 1 member") as err:
         convert(wheel, tmp_path / "out", subdir="linux-64", python=None, layout=[("a/**", "{0}")])
     assert "c" in err.value.why
     with pytest.raises(ChannelError, match="rules match nothing"):
