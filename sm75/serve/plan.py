@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm75.doctor.rules import T4G_MIB
 from sm75.errors import CheckFailed
-from sm75.serve import arch, dtype, flags, known, quant
+from sm75.serve import arch, dtype, flags, known, quant, typed
 from sm75.serve import host as hosts
 from sm75.serve import length as lengths
 from sm75.serve import shape as shapes
@@ -60,9 +60,11 @@ def make(
         UsageError: The flags or variables ask for what cannot work.
         CheckFailed: The model does not fit, or is incomplete.
     """
+    here = known.look(program)
+    given = typed.check(given, here)
     flags.refuse(given, environment)
     seen, card_mib = bool(card_mib), card_mib or T4G_MIB
-    config, here = shapes.config(model), known.look(program)
+    config = shapes.config(model)
     with shapes.understood(model):
         said = arch.look(config, model, given, here)
         found = quant.read(config, model)
@@ -104,7 +106,7 @@ def make(
         command=(str(program), "serve", name, *arguments), model=model, shape=shape,
         weights=weights, budget=budget, cache=cache, settings=settings, length=length,
         gave_way=tuple(gave_way), host=tuple(hosts.judge(weights, host or Host())),
-        warnings=tuple(said),
+        warnings=tuple(said), given=given,
     )  # fmt: skip
 
 
