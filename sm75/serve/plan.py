@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm75.doctor.rules import T4G_MIB
 from sm75.errors import CheckFailed
-from sm75.serve import arch, dtype, flags, known, quant, typed
+from sm75.serve import arch, dtype, flags, known, quant, sane, typed
 from sm75.serve import host as hosts
 from sm75.serve import length as lengths
 from sm75.serve import shape as shapes
@@ -32,7 +32,6 @@ _SEQS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 _SURE = 0.85
 # Below that nobody is served: the questions of health alone take some 100.
 _LEAST = 512
-_UNKNOWN_LENGTH = 1 << 30
 
 
 def make(
@@ -66,6 +65,7 @@ def make(
     seen, card_mib = bool(card_mib), card_mib or T4G_MIB
     config = shapes.config(model)
     with shapes.understood(model):
+        sane.check(config, model / "config.json")
         said = arch.look(config, model, given, here)
         found = quant.read(config, model)
         quant.refuse(found, given, here)
@@ -94,6 +94,7 @@ def make(
         ("--max-num-seqs", str(settings.seqs)),
     ]
     arguments, gave_way = flags.merge(ours, given)
+    said += lengths.notes(shape.length, given)
     said += quant.notes(found, given) + ([why] if why else [])
     said += flags.warnings(given, environment)
     if given.has("--kv-cache-memory-bytes"):
@@ -134,7 +135,7 @@ def _choose(
                 return settings, budget, 0
             continue
         # A limit for the user's length too, so that the count of sequences suits it.
-        most = length or shape.length.own or _UNKNOWN_LENGTH
+        most = length or shape.length.own
         usual = min(USUAL, most)
         if asked or cache.requests(budget.cache, usual, settings.in_flight) >= seqs or seqs == 1:
             fits = cache.longest(int(budget.cache * _SURE), most, settings.in_flight)

@@ -102,8 +102,7 @@ class Plan:
                 "(--max-num-seqs)"
             )
         else:
-            why = shape.unknown or "its length is not said"
-            text.append(f"  not told here ({why}); vLLM takes the length that fits")
+            text.append(f"  not told here ({shape.unknown}); vLLM takes the length that fits")
         text += ["", *(f"RAM: {note.says}" for note in self.host)]
         text += [f"warning: {warning}" for warning in self.warnings]
         if self.gave_way:
