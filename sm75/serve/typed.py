@@ -88,24 +88,31 @@ def _flat(arguments: tuple[str, ...]) -> list[str]:
     Raises:
         UsageError: A dotted name has no value.
     """
+    plain: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name == "--help" and equals:
+            plain.append(name)
+        elif argument.startswith("-O") and argument != "-O":
+            plain += ["--optimization-level", argument[2:].removeprefix("=")]
+        elif argument == "-O":
+            plain.append("--optimization-level")
+        elif name.startswith("--"):
+            first, dot, others = name.partition(".")
+            plain.append(first.replace("_", "-") + dot + others + equals + value)
+        else:
+            plain.append(argument)
     found: list[str] = []
     tables: dict[str, None] = {}
-    rest = iter(arguments)
+    rest = iter(plain)
     for argument in rest:
-        name, equals, value = argument.partition("=")
-        if name.startswith("--help") and equals:
-            found.append("--help")
-        elif name.startswith("-") and "." in name:
-            key = name.partition(".")[0]
-            tables[key.replace("_", "-") if key.startswith("--") else key] = None
-            if not equals and next(rest, None) is None:
-                raise UsageError(f"{name} has no value", fix=f"{name} VALUE")
-        elif name.startswith("--"):
-            found.append(name.replace("_", "-") + equals + value)
-        elif name.startswith("-O") and argument != "-O":
-            found += ["--optimization-level", argument[2:].removeprefix("=")]
-        else:
-            found.append("--optimization-level" if argument == "-O" else argument)
+        name, equals, _ = argument.partition("=")
+        if not name.startswith("-") or "." not in name:
+            found.append(argument)
+            continue
+        tables[name.partition(".")[0]] = None
+        if not equals and next(rest, None) is None:
+            raise UsageError(f"{name} has no value", fix=f"{name} VALUE")
     for key in tables:
         found += [key, "{}"]
     return found

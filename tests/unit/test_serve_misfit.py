@@ -16,7 +16,8 @@ from tests.unit.test_serve_plan import planned
 MODELS = {
     "e2b": servekit.E2B, "llama1": servekit.LLAMA1, "llama8": servekit.LLAMA8,
     "llama70": servekit.LLAMA70, "odd": {
-        **servekit.LLAMA8, "num_attention_heads": 33, "num_key_value_heads": 3, "head_dim": 128},
+        **servekit.LLAMA8, "num_attention_heads": 33, "num_key_value_heads": 3,
+        "max_position_embeddings": 10_000_000},
 }  # fmt: skip
 
 
@@ -64,6 +65,10 @@ def test_heads_that_two_cards_cannot_share(models: dict[str, Path]) -> None:
     no = refused(models["odd"], "")
     assert "not possible: 33 attention heads cannot be divided by 2" in no.why
     assert "on 3 GPUs (no g5g has so many)" in no.why
+    three = planned(models["odd"], "-tp", "3")
+    left = number(r"a GPU of 15,360, ([\d,]+) are left for the KV cache", no.why)
+    assert left == round(three.budget.cache / 2**20)
+    assert number(r"KV cache, ([\d,]+) tokens", no.why) == three.length
     assert "--tensor-parallel-size" not in no.fix
 
 
