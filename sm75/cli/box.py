@@ -190,9 +190,7 @@ def serve(
     for line in plan.lines():
         click.echo(line, err=not dry_run)
     if not dry_run:
-        code = start.run(
-            plan, arguments, environment=os.environ, patience=patience if ask else None
-        )
+        code = start.run(plan, environment=os.environ, patience=patience if ask else None)
         raise SystemExit(code)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sm75.doctor import rules
 from sm75.errors import UsageError
+from sm75.serve import numbers
 
 # Other spellings (vllm/engine/arg_utils.py, and FlexibleArgumentParser: underscores).
 _ALIASES = {
@@ -48,7 +48,6 @@ _UNCOUNTED = {
 }
 # Types of a KV cache that run on 7.5: those that verify --gpu has tried (docs/claims.md).
 _CACHES = ("auto", "float16", "int8_per_token_head", "int4_per_token_head")
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _BF16 = "bfloat16 needs capability 8.0 or newer; a T4G has 7.5 (vLLM refuses it as well)"
 _FP8 = (
     "7.5 has no instructions for fp8: Triton ends with 'fp8e4nv not supported in this "
@@ -92,17 +91,25 @@ class Given:
         return self.value(flag) is not None
 
     def number(self, flag: str) -> int | None:
-        """A number of tokens or sequences; ``32k`` is 32,000 and ``32K`` 32,768, as for vLLM.
+        """A number of tokens, sequences or cards; ``32k`` is 32,000 and ``32K`` 32,768.
 
         Raises:
-            UsageError: It is none.
+            UsageError: It is none, or below 1.
         """
         text = self.value(flag)
-        if text is None or text in ("auto", "-1"):
+        if text is None or text.strip().lower() in ("auto", "-1"):
             return None
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text)
-        if match is None or not (found := int(float(match[1]) * _UNITS.get(match[2], 1))):
-            raise UsageError(f"{flag} {text} is no number", fix=f"for instance: {flag} 8192")
+        try:
+            found = numbers.human(text)
+        except ValueError:
+            found = 0
+        if found < 1:
+            raise UsageError(
+                f"{flag} {text} is no number for it",
+                why="it takes a whole number of 1 or more; 32k is 32,000 and 32K 32,768 "
+                "(vllm/utils/argparse_utils.py)",
+                fix=f"give {flag} such a number, or leave it out",
+            )
         return found
 
     def share(self) -> float:
@@ -121,6 +128,8 @@ class Given:
         if not 0 < found <= 1:
             raise UsageError(
                 f"--gpu-memory-utilization {text} is no share",
+                why="it takes a number above 0 and at most 1: vLLM's part of the card's memory "
+                "(vllm/config/cache.py, CacheConfig)",
                 fix="for instance: --gpu-memory-utilization 0.9",
             )
         return found

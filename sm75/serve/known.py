@@ -30,6 +30,30 @@ class Method(msgspec.Struct, frozen=True):
     types: tuple[str, ...]
 
 
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """A flag of ``vllm serve``; :mod:`sm75.serve.sdistflags` reads them.
+
+    Attributes:
+        takes: ``switch``; ``pair``: with a ``--no-``; ``maybe``, ``many``: texts; ``int``;
+            ``human``: with a unit; ``auto``: that or ``auto``; ``float``; ``text``.
+        also: Other names.
+        none: Whether ``None`` is a value.
+        choices: The only values; empty: others too.
+        of: The field that it sets.
+        ge, gt, le, lt: Bounds: at least, above, at most, below.
+    """
+
+    takes: str
+    also: tuple[str, ...] = ()
+    none: bool = False
+    choices: tuple[str | int, ...] = ()
+    of: str = ""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """A release's tables; :mod:`sm75.serve.sdist` makes them.
 
@@ -45,6 +69,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         elsewhere: Architectures that a plugin has, with its address.
         suffixes: Ends of names, with the runner that is taken for them.
         not_in_float16: Model types that are refused in float16, with the reason.
+        flags: Those of ``vllm serve``, by name.
+        inverse: Whether ``--enable-x`` has a ``--disable-x``.
     """
 
     source: dict[str, str]
@@ -58,6 +84,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: dict[str, str]
     suffixes: tuple[tuple[str, str], ...]
     not_in_float16: dict[str, str]
+    flags: dict[str, Flag]
+    inverse: bool
 
 
 @dataclass(frozen=True, kw_only=True)

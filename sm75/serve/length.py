@@ -15,13 +15,16 @@ from sm75.errors import UsageError
 from sm75.serve.flags import Given
 
 # Where config.json may say it; the smallest counts, but model_max_length alone where that is.
-_KEYS = (
+KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
 # Kinds of RoPE whose factor is in max_position_embeddings already.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 _ALLOW = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+# What vLLM assumes where config.json has none of them (vllm/config/model.py:2590,
+# default_max_len).
+_ASSUMED = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,57 +32,59 @@ class Length:
     """What a config.json says of it.
 
     Attributes:
-        key: Where it is said.
+        key: Where it is said; empty: nowhere.
         most: Tokens that vLLM allows; infinite: it is not said.
-        own: What vLLM takes where nothing is asked; 0: it is not said.
-        other: model_max_length of config.json, up to which vLLM allows more; 0: none.
+        own: What vLLM takes where nothing is asked.
     """
 
     key: str
     most: float
     own: int
-    other: int = 0
 
 
-def derive(config: Mapping[str, Any], text: Mapping[str, Any]) -> Length:
+def derive(text: Mapping[str, Any]) -> Length:
     """Read it.
 
     Args:
-        config: The whole config.json.
-        text: The language model's part of it.
+        text: The language model's part of config.json: vLLM reads no other (hf_text_config).
 
     Raises:
         TypeError, ValueError: A number is none.
     """
-    said = {key: float(text[key]) for key in _KEYS if text.get(key) is not None}
-    if wrong := next((key for key, value in said.items() if value < 0), ""):
-        raise ValueError(f"{wrong} is {said[wrong]:g}")
+    said = {key: float(text[key]) for key in KEYS if text.get(key) is not None}
     if text.get("model_max_length"):
         said = {"model_max_length": said["model_max_length"]}
     key = min(said, key=lambda name: said[name], default="")
-    most = said.get(key, math.inf)
-    ropes = list(_ropes(config))
+    ropes = list(ropes_of(text))
     kinds = [str(rope.get("rope_type") or rope.get("type") or "default") for rope in ropes]
-    if "gemma3" not in str(config.get("model_type") or ""):
-        factor = 1.0
+    factor = 1.0
+    if "gemma3" not in str(text.get("model_type") or ""):
         for rope, kind in zip(ropes, kinds, strict=True):
             if kind not in _SCALED:
                 factor = float(rope.get("factor", factor) or 1.0)
-        most *= factor
-    own = most
+    own = said.get(key, _ASSUMED) * factor
     if {"longrope", "su"} & set(kinds):
         # Beyond its original length LongRoPE is worse for short requests.
-        own = float(config.get("original_max_position_embeddings") or most)
-    return Length(key=key, most=most, own=0 if math.isinf(own) else int(own),
-                  other=int(config.get("model_max_length") or 0))  # fmt: skip
+        own = float(text.get("original_max_position_embeddings") or own)
+    return Length(key=key, most=said[key] * factor if key else math.inf, own=int(own))
 
 
-def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def ropes_of(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """RoPE's parameters, one for each kind of layer where they differ."""
-    found = config.get("rope_parameters") or config.get("rope_scaling")
+    found = text.get("rope_parameters") or text.get("rope_scaling")
     if isinstance(found, dict):
         nested = [part for part in found.values() if isinstance(part, dict)]
         yield from nested or [found]
+
+
+def notes(length: Length, given: Given) -> list[str]:
+    """What is to be said where config.json says nothing of it."""
+    if length.key or given.has("--max-model-len"):
+        return []
+    says = (
+        f"config.json has no max_position_embeddings, nor another key of a length: {length.own:,}"
+    )
+    return [f"{says} tokens are taken, as vLLM assumes; more: -- --max-model-len TOKENS"]
 
 
 def refuse(length: Length, asked: int | None, given: Given, environment: Mapping[str, str]) -> None:
@@ -94,7 +99,7 @@ def refuse(length: Length, asked: int | None, given: Given, environment: Mapping
     Raises:
         UsageError: It is more.
     """
-    if asked is None or asked <= max(length.most, length.other):
+    if asked is None or asked <= length.most:
         return
     if environment.get(_ALLOW, "0").strip().lower() in ("1", "true") or given.has("--hf-overrides"):
         return
@@ -102,6 +107,6 @@ def refuse(length: Length, asked: int | None, given: Given, environment: Mapping
         f"--max-model-len {asked} is more than the model has",
         why=f"vLLM: User-specified max_model_len ({asked}) is greater than the derived "
         f"max_model_len ({length.key}={int(length.most)} in model's config.json)",
-        fix=f"-- --max-model-len {int(max(length.most, length.other))}, or leave it out. "
+        fix=f"-- --max-model-len {int(length.most)}, or leave it out. "
         f"{_ALLOW}=1 lets vLLM go on, with nonsense or a crash beyond",
     )

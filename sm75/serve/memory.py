@@ -108,7 +108,8 @@ class Budget:
         rows: The table up to the KV cache.
         share: gpu-memory-utilization.
         cache: Bytes left for the KV cache; negative: so many are missing.
-        at_most: Bytes that it could have if nothing but the weights took any.
+        at_most: Bytes that it could have if nothing but the weights took any, of the user's share
+            or of the card.
     """
 
     rows: tuple[Row, ...]
@@ -168,7 +169,7 @@ def divide(
     ]  # fmt: skip
     return Budget(
         rows=tuple(rows), share=share, cache=int(left * MIB),
-        at_most=int(offered * MIB) - weights,
+        at_most=int((mine if settings.share else offered) * MIB) - weights,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm75.serve.flags import Given
 from sm75.serve.host import Note
 from sm75.serve.kv import Cache
 from sm75.serve.memory import MIB, Budget, Settings
@@ -34,6 +35,7 @@ class Plan:
         gave_way: Flags of ours that the user gives.
         host: What is to be said of RAM.
         warnings: What else is.
+        given: The user's own flags, spelled out.
     """
 
     command: tuple[str, ...]
@@ -47,6 +49,7 @@ class Plan:
     gave_way: tuple[str, ...]
     host: tuple[Note, ...]
     warnings: tuple[str, ...]
+    given: Given
 
     @property
     def line(self) -> str:
@@ -99,8 +102,7 @@ class Plan:
                 "(--max-num-seqs)"
             )
         else:
-            why = shape.unknown or "its length is not said"
-            text.append(f"  not told here ({why}); vLLM takes the length that fits")
+            text.append(f"  not told here ({shape.unknown}); vLLM takes the length that fits")
         text += ["", *(f"RAM: {note.says}" for note in self.host)]
         text += [f"warning: {warning}" for warning in self.warnings]
         if self.gave_way:

@@ -1,4 +1,4 @@
-"""What a release of vLLM says of quantization, architectures and types, read from its sdist.
+"""What a release of vLLM says of quantization, architectures, types and flags, from its sdist.
 
     python3 -m sm75.serve.sdist RELEASE     # writes sm75/serve/known/RELEASE.json
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sm75.errors import LockError
+from sm75.serve import sdistflags
 from sm75.trees import SdistTree
 
 HERE = Path(__file__).parent / "known"
@@ -104,7 +105,7 @@ def read(sdist: Path) -> dict[str, Any]:
         path: content
         for path, content in SdistTree(sdist).walk(".py")
         if path.startswith((_QUANT, "vllm/models/")) or path.endswith(_MARLIN)
-        or path in (_REGISTRY, _MODEL, _ONLINE)
+        or path in (_REGISTRY, _MODEL, _ONLINE) or sdistflags.wanted(path)
     }  # fmt: skip
     try:
         classes = _Classes()
@@ -116,6 +117,7 @@ def read(sdist: Path) -> dict[str, Any]:
             _outside(classes, sources, folder, name)
         online = sorted(_table(sources[_ONLINE], "_ONLINE_SHORTHANDS"))
         marlin = next(text for path, text in sources.items() if path.endswith(_MARLIN))
+        flags, inverse = sdistflags.read(sources)
         return {
             "methods": {
                 name: _said(classes, kind)
@@ -140,6 +142,8 @@ def read(sdist: Path) -> dict[str, Any]:
             "elsewhere": _table(sources[_REGISTRY], "_OOT_SUPPORTED_MODELS"),
             "suffixes": _suffixes(sources[_MODEL]),
             "not_in_float16": _table(sources[_MODEL], "_FLOAT16_NOT_SUPPORTED_MODELS"),
+            "flags": flags,
+            "inverse": inverse,
         }  # fmt: skip
     except (KeyError, StopIteration, SyntaxError) as error:
         raise LockError(

@@ -102,13 +102,19 @@ def understood(directory: Path) -> Iterator[None]:
         ) from error
 
 
+def text_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The language model's part of a config.json, and what stands before its keys' names."""
+    name = next((one for one in _TEXT if config.get(one)), "")
+    return (config[name], f"{name}.") if name else (config, "")
+
+
 def parse(config: Mapping[str, Any]) -> Shape:
     """Read a config.json that is loaded.
 
     Raises:
         LookupError, TypeError, ValueError: It is none of a language model.
     """
-    text: Mapping[str, Any] = next((config[k] for k in _TEXT if config.get(k)), config)
+    text, _ = text_of(config)
     count, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
     hidden = int(text["hidden_size"])
     shared = int(text.get("num_kv_shared_layers") or 0)
@@ -128,7 +134,7 @@ def parse(config: Mapping[str, Any]) -> Shape:
         inner=_inner(text, hidden, shared),
         vocab=int(text.get("vocab_size") or 0),
         per_layer=int(text.get("hidden_size_per_layer_input") or 0),
-        length=lengths.derive(config, text),
+        length=lengths.derive(text),
         towers=any(config.get(f"{what}_config") for what in ("vision", "audio")),
         # Where it is not said, a copy in the files is counted: too much is the safe side.
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),

@@ -38,19 +38,18 @@ def plan(
         CheckFailed: The model does not fit, or is damaged.
     """
     program = place.program(prefix, environment, needed=not dry_run)
-    given = Given(tuple(arguments))
-    place.address(given)
     gpus = facts.list_gpus()
-    return make(
-        program, model, place.model(model, environment), given, environment=environment,
+    planned = make(
+        program, model, place.model(model, environment), Given(tuple(arguments)),
+        environment=environment, host=look(),
         card_mib=min(gpu.memory_mib for gpu in gpus) if gpus else 0,
-        host=look(),
     )  # fmt: skip
+    place.address(planned.given)
+    return planned
 
 
 def run(
     planned: Plan,
-    arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
     patience: float | None = None,
@@ -59,7 +58,6 @@ def run(
 
     Args:
         planned: The plan.
-        arguments: The user's own flags.
         environment: Variables.
         patience: Seconds to wait for right answers; nothing: they are not asked for. Where systemd
             started us (Type=notify), it is told that we are ready when they are right, or at once.
@@ -71,7 +69,7 @@ def run(
         BusyError: Something has its port.
         UsageError: It cannot be started.
     """
-    given = Given(tuple(arguments))
+    given = planned.given
     place.must_be_free(given)
     program = Path(planned.command[0])
     over = threading.Event()

@@ -51,6 +51,11 @@ LLAMA8 = {
     **LLAMA1, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
     "head_dim": 128, "tie_word_embeddings": False,
 }  # fmt: skip
+# config.json of meta-llama/Llama-3.1-70B.
+LLAMA70 = {
+    **LLAMA8, "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}  # fmt: skip
 # config.json of Qwen/Qwen3-4B.
 QWEN4 = {
     "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,

@@ -149,11 +149,12 @@ def test_serve_looks_at_the_environments_release(tmp_path: Path) -> None:
         ({"max_position_embeddings": 64, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 2.0},
             "sliding_attention": {"rope_type": "default"}}}, "max_position_embeddings", 128, 128),
-        ({}, "", float("inf"), 0),
+        ({}, "", float("inf"), 2048),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "", float("inf"), 4096),
     ],
 )  # fmt: skip
 def test_lengths(config: dict[str, Any], key: str, most: float, own: int) -> None:
-    found = length.derive(config, config)
+    found = length.derive(config)
     assert (found.key, found.most, found.own) == (key, most, own)
 
 
@@ -172,9 +173,23 @@ def test_more_than_the_model_has_is_refused(tmp_path: Path) -> None:
         planned(model, "--max-model-len", "40961",
                 environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "0"})  # fmt: skip
     assert planned(model, "--max-model-len", "40961", "--hf-overrides", "{}").length == 40_961
-    # A key of its own allows more, where it says more.
-    other = {**servekit.QWEN4, "max_position_embeddings": 4096}
-    whole = {"model_max_length": 8192}
-    both = servekit.model(tmp_path / "both", other, whole=whole)
+    # What stands beside the language model's part is not read: vLLM asks hf_text_config.
+    both = servekit.model(
+        tmp_path / "both", {**servekit.QWEN4, "max_position_embeddings": 4096},
+        whole={"model_max_length": 8192, "rope_scaling": {"type": "linear", "factor": 2}},
+    )  # fmt: skip
     assert planned(both).length == 4096
-    assert planned(both, "--max-model-len", "8192").length == 8192
+    with pytest.raises(UsageError, match="4097 is more than the model has"):
+        planned(both, "--max-model-len", "4097")
+
+
+def test_a_length_that_is_nowhere_said_is_vllms(tmp_path: Path) -> None:
+    """vllm/config/model.py, default_max_len."""
+    config = {key: of for key, of in servekit.LLAMA1.items() if key != "max_position_embeddings"}
+    model = servekit.model(tmp_path / "m", config)
+    found = planned(model)
+    assert found.command[found.command.index("--max-model-len") + 1] == "2048"
+    assert any("no max_position_embeddings" in line and "2,048" in line for line in found.warnings)
+    asked = planned(model, "--max-model-len", "9999")
+    assert asked.length == 9999
+    assert not any("max_position_embeddings" in line for line in asked.warnings)
