@@ -340,22 +340,23 @@ def verify(
     from sm75 import proof
 
     if package is not None and (package.is_dir() or package.name.startswith(proof.KERNELS)):
-        _say(proof.verify_kernels(ROOT, package), as_json=as_json)
+        _say(proof.verify_kernels(ROOT, package), as_json=as_json, rows=True)
         return
     if package is None:
         from sm75.build import newest
 
         package = newest(channel, lock.vllm)
     inside = package.resolve().is_relative_to(channel.resolve())
+    named = kernels is not None
     if kernels is None and inside:
         kernels = proof.kernels_in(channel, lock.vllm)
     _verify(lock, open_store(store), package, as_json=as_json, channel=channel.absolute(),
-            kernels=kernels)  # fmt: skip
+            kernels=kernels, rows=named)  # fmt: skip
 
 
 def _verify(
     lock: ReleaseLock, store: Store, package: Path, *, as_json: bool, quiet: bool = False,
-    channel: Path | None = None, kernels: Path | None = None,
+    channel: Path | None = None, kernels: Path | None = None, rows: bool = False,
 ) -> None:  # fmt: skip
     from sm75 import proof
 
@@ -363,10 +364,15 @@ def _verify(
     keep(package, result)
     if channel is not None and package.resolve().is_relative_to(channel.resolve()):
         refresh(lock, channel)
-    _say(result, as_json=as_json, quiet=quiet)
+    _say(result, as_json=as_json, quiet=quiet, rows=rows)
+    if kernels is not None and not (rows or as_json or quiet):
+        click.echo(f"each variant of attention: python3 orchestrator.py verify {kernels}")
 
 
-def _say(result: Verification, *, as_json: bool, quiet: bool = False) -> None:
+def _say(
+    result: Verification, *, as_json: bool, quiet: bool = False, rows: bool = False
+) -> None:  # fmt: skip
+    """``rows``: also the hundreds of variants of attention, for who asked about them."""
     from sm75 import verify as rules
 
     if as_json and not quiet:
@@ -375,7 +381,7 @@ def _say(result: Verification, *, as_json: bool, quiet: bool = False) -> None:
         from rich.console import Console
 
         Console().print(rules.table(result))
-        if result.kernels:
+        if result.kernels and rows:
             # Wide enough for the numbers, also through a pipe.
             Console(width=max(Console().width, 130)).print(rules.kernel_table(result))
     rules.require(result)

@@ -20,7 +20,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from sm75 import verify
 from sm75.aot import beside, check, files, pack, plan, sass, spills
+from sm75.cli import building
 from sm75.condapkg import FileSource, write_conda
 from sm75.errors import ChannelError, ToolchainError, UsageError
 from sm75.rules import Finding
@@ -513,3 +515,14 @@ def test_the_channels_package_is_checked_with_vllm(
     change(home, lambda index: index["variants"][0].update(registers=9))
     other = run(*arguments, "--kernels", home).json
     assert [f["state"] for f in other["findings"] if f["rule"] == "kernels: index"] == ["fail"]
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_hundreds_of_rows_only_for_who_asks(
+    tmp_path: Path, tool: list[str], rows: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = site(tmp_path)
+    result = verify.of_kernels("k", check.check(home, disassembler=tool, beside=home))
+    building._say(result, as_json=False, rows=rows)
+    said = capsys.readouterr().out
+    assert ("kernel_unified_attention" in said, "tensor cores" in said) == (rows, True)
