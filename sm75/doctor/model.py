@@ -46,7 +46,7 @@ def lines(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     )  # fmt: skip
     fits = (
         f"requests of {plan.length:,} tokens, {sums['requests_of_full_length']:.2f} at once"
-        if sums else "how many tokens fit is not told here"
+        if sums else f"how many tokens fit is not told here: {plan.shape.unknown}"
     )  # fmt: skip
     yield Line(name="model", status="ok", says=f"fits by serve's sum: {fits}")
     for note in plan.host:

@@ -17,6 +17,9 @@ from sm75.errors import CheckFailed
 from sm75.serve.flags import Given
 from sm75.serve.known import Installed, Known
 
+# Why nothing is said of its KV cache.
+POOLS = "embeddings or scores take none, or another"
+
 
 def look(config: Mapping[str, Any], directory: Path, given: Given, here: Installed) -> list[str]:
     """What is to be said of a model's architecture.
@@ -44,14 +47,23 @@ def look(config: Mapping[str, Any], directory: Path, given: Given, here: Install
     if kind == "draft":
         said.append(f"{names[0]} drafts for another model (--speculative-config), and is no model "
                     "to serve by itself")  # fmt: skip
-    runner = given.value("--runner") or "auto"
-    pools = kind == "pooling" or _sentence(directory)
-    if runner == "pooling" or (runner == "auto" and pools):
+    if pools(config, directory, given, here):
         said.append(
             f"{names[0]} is served for embeddings or scores: there is no chat, so health and "
-            "--health call it ill, and the KV cache of the table is not what it takes"
+            "--health call it ill"
         )
     return said
+
+
+def pools(config: Mapping[str, Any], directory: Path, given: Given, here: Installed) -> bool:
+    """Whether vLLM serves a model for embeddings or scores; see :func:`look` for the arguments."""
+    known = here.known
+    runner = given.value("--runner") or "auto"
+    if runner != "auto" or known is None:
+        return runner == "pooling"
+    names = [str(name) for name in config.get("architectures") or ()]
+    kind = next((kind for name in names if (kind := _kind(name, known))), "")
+    return kind == "pooling" or (bool(kind) and _sentence(directory))
 
 
 def _kind(name: str, known: Known) -> str:

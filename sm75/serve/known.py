@@ -63,6 +63,9 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         deprecated: Those that need ``--allow-deprecated-quantization``.
         online: Names of ``--quantization`` that quantize while loading.
         schemes: Least capability of the schemes of compressed-tensors and Quark.
+        gptq_bits: Bits of GPTQ that it takes, with whether they are symmetric.
+        awq_bits: Bits of AWQ.
+        act_order: Whether it takes GPTQ's activation order in groups.
         marlin: Types of Marlin's kernels for 7.5: activations, weights, scales.
         architectures: By kind: generate, multimodal, transformers, draft, pooling.
         gone: Architectures that are not supported any more, with the last release.
@@ -78,6 +81,9 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     deprecated: tuple[str, ...]
     online: tuple[str, ...]
     schemes: dict[str, int]
+    gptq_bits: tuple[tuple[int, bool], ...]
+    awq_bits: tuple[int, ...]
+    act_order: bool
     marlin: tuple[tuple[str, str, str], ...]
     architectures: dict[str, tuple[str, ...]]
     gone: dict[str, str]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm75.doctor.rules import T4G_MIB
 from sm75.errors import CheckFailed
-from sm75.serve import arch, dtype, flags, known, misfit, quant, sane, typed
+from sm75.serve import arch, contents, dtype, flags, known, misfit, quant, sane, typed
 from sm75.serve import host as hosts
 from sm75.serve import length as lengths
 from sm75.serve import shape as shapes
@@ -48,6 +48,7 @@ def make(
     given = typed.check(given, here)
     flags.refuse(given, environment)
     seen, card_mib = bool(card_mib), card_mib or T4G_MIB
+    contents.refuse_other_kinds(model)
     config = shapes.config(model)
     with shapes.understood(model):
         sane.check(config, model / "config.json")
@@ -57,12 +58,15 @@ def make(
         dtype.refuse(config, given, here)
         shape = shapes.parse(config)
     lengths.refuse(shape.length, given.number("--max-model-len"), given, environment)
-    weights = measure(model, tied=shape.tied)
+    if arch.pools(config, model, given, here):
+        shape = replace(shape, unknown=arch.POOLS)
+    weights = measure(model, tied=shape.tied, layers=shape.count)
     if weights is None:
         raise CheckFailed(
             f"{model} has no weights", why="there are no .safetensors, .bin or .pt files in it",
             fix="download the model again",
         )  # fmt: skip
+    contents.refuse_without_tokenizer(model, given)
     element = dtype.element_bytes(config, given, here)
     cache_type, why = dtype.cache_type(found.cache, given)
     shape = replace(shape, quantized=found.said or given.value("--quantization") or "")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sm75.errors import CheckFailed, Sm75Error, UsageError
+from sm75.serve import packed
 from sm75.serve.dtype import WIDE
 from sm75.serve.flags import Given
 from sm75.serve.known import Installed, Known
@@ -65,6 +66,7 @@ class Quantization:
         floats: Small floats that its weights are: FP8, NVFP4, MXFP8, MXFP4.
         cache: The type of KV cache that it asks for; empty: none.
         block: Side of the blocks of FP8 weights that share a scale; 0: none do.
+        own: All that the checkpoint says of it.
     """
 
     said: str = ""
@@ -73,6 +75,7 @@ class Quantization:
     floats: tuple[str, ...] = ()
     cache: str = ""
     block: int = 0
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(config: Mapping[str, Any], directory: Path) -> Quantization:
@@ -94,6 +97,7 @@ def read(config: Mapping[str, Any], directory: Path) -> Quantization:
                                     *(one for one in schemes if one in _MARLIN)])),
         cache=_cache(said, own),
         block=int((own.get("weight_block_size") or [0])[0]),
+        own=own,
     )  # fmt: skip
 
 
@@ -228,6 +232,10 @@ def _reason(
     wanted = "float32" if given.value("--dtype") in WIDE else "float16"
     if method.types and wanted not in method.types:
         return f"it computes in {', '.join(method.types)}, not in {wanted}"
+    # That kernel of experts has rules of its own.
+    ours = name == found.method and given.value("--quantization") != "moe_wna16"
+    if ours and (figures := packed.reason(name, found.own, known)):
+        return figures
     for kind in _FLOATS.get(name, ()) if online else found.floats:
         if _MARLIN[kind] not in known.marlin:
             return f"vLLM {here.release} has no kernel for {kind} weights and float16 on 7.5"

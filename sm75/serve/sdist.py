@@ -24,6 +24,8 @@ _QUANT = "vllm/model_executor/layers/quantization/"
 _REGISTRY = "vllm/model_executor/models/registry.py"
 _MODEL = "vllm/config/model.py"
 _ONLINE = "vllm/config/quantization.py"
+# The check that came with the end of activation order in groups.
+_ACT_ORDER = b"def normalize_and_validate_gptq_desc_act"
 _MARLIN = "quantization/marlin/generate_kernels.py"
 # The registry's own tables, by what they are for here.
 _KINDS = {
@@ -132,6 +134,9 @@ def read(sdist: Path) -> dict[str, Any]:
                 for name in sorted(classes.heirs("CompressedTensorsScheme")
                                    + classes.heirs("QuarkScheme"))
             },
+            "gptq_bits": _keys(sources[_QUANT + "auto_gptq.py"], "AutoGPTQConfig", "TYPE_MAP"),
+            "awq_bits": _keys(sources[_QUANT + "auto_awq.py"], "AutoAWQConfig", "TYPE_MAP"),
+            "act_order": _ACT_ORDER not in sources[_QUANT + "utils/gptq_utils.py"],
             "marlin": _marlin(marlin),
             "architectures": {
                 kind: sorted(name for table in tables
@@ -225,6 +230,18 @@ def _table(source: bytes, name: str) -> dict[str, str]:
         for key, of in zip(value.keys, value.values, strict=True)
         if isinstance(key, ast.Constant)
     }
+
+
+def _keys(source: bytes, name: str, table: str) -> list[Any]:
+    """The keys of a dictionary in a class, where they are plain."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for part in node.body:
+                if (isinstance(part, ast.Assign) and isinstance(part.value, ast.Dict)
+                        and any(isinstance(one, ast.Name) and one.id == table
+                                for one in part.targets)):  # fmt: skip
+                    return [ast.literal_eval(key) for key in part.value.keys if key is not None]
+    raise KeyError(f"{name}.{table}")
 
 
 def _strings(source: bytes, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sm75.errors import CheckFailed
+from sm75.serve import contents
 
 # The longest header that safetensors itself reads, in bytes (safetensors, src/tensor.rs,
 # MAX_HEADER_SIZE).
@@ -71,12 +72,13 @@ class Weights:
         return whole - sum(self.linear.values()) * (element_bytes - linear_bytes)
 
 
-def measure(directory: Path, *, tied: bool = False) -> Weights | None:
+def measure(directory: Path, *, tied: bool = False, layers: int = 0) -> Weights | None:
     """Measure a model's weights.
 
     Args:
         directory: The model's directory.
         tied: Whether the output layer is the embedding, so that a copy of it is not loaded.
+        layers: Those of the language model, of which each must be there; 0: not looked at.
 
     Returns:
         Nothing where there are no weights.
@@ -84,7 +86,7 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
     Raises:
         CheckFailed: They are incomplete or damaged.
     """
-    files = weight_files(directory)
+    files, mapped = _listed(directory)
     if not files:
         return None
     size = sum(file.stat().st_size for file in files)
@@ -95,21 +97,31 @@ def measure(directory: Path, *, tied: bool = False) -> Weights | None:
     elements: Counter[str] = Counter()
     linear: Counter[str] = Counter()
     skipped = 0
+    names = set[str]()
     for file in files:
         for name, dtype, count in _tensors(file):
+            names.add(name)
             if tied and name.endswith("lm_head.weight"):
                 skipped += count * _BITS[dtype] // 8
             else:
                 elements[dtype] += count
                 if dtype in _CONVERTED and _LINEAR.search(name):
                     linear[dtype] += count
+    contents.refuse_unlike_index(directory / _INDEX, mapped, names)
+    contents.refuse_gaps(directory, names, layers)
     return Weights(
         files=files, disk_bytes=size, elements=elements, tied_bytes=skipped, linear=linear
     )
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The files that vLLM would load: safetensors of the index, else all, else other kinds.
+    """The files that vLLM would load; see :func:`measure` for the errors."""
+    return _listed(directory)[0]
+
+
+def _listed(directory: Path) -> tuple[tuple[Path, ...], dict[str, object]]:
+    """The files that vLLM would load: safetensors of the index, else all, else other kinds; and the
+    index, tensors by name, where it counts.
 
     Raises:
         CheckFailed: The index names files that are not there, or cannot be read.
@@ -117,8 +129,8 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     index = directory / _INDEX
     if index.exists():
         try:
-            mapped = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            names = sorted(set(mapped.values()))
+            mapped: dict[str, object] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(map(str, mapped.values())))
             files = [directory / name for name in names if Path(name).name == name]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckFailed(
@@ -131,7 +143,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
                 why="missing: " + ", ".join(missing[:3]) + (" …" if len(missing) > 3 else ""),
                 fix="finish the download: the same command goes on where it stopped",
             )
-        return tuple(files)
+        return tuple(files), mapped
     # The kinds of default_loader.py, _prepare_weights, in its order.
     for pattern in ("*.safetensors", "*.bin", "*.pt"):
         found = sorted(directory.glob(pattern))
@@ -140,8 +152,8 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
         # Trainer states are no weights (weight_utils.py, filter_files_not_needed_for_inference).
         own = [file for file in own or found if not file.name.startswith(("training_", "optim"))]
         if own:
-            return tuple(own)
-    return ()
+            return tuple(own), {}
+    return (), {}
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
@@ -166,7 +178,8 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def _pickled(file: Path) -> None:
-    """Look at a file of torch.save: a zip archive since torch 1.6, which ends with its list."""
+    """Look at a file of torch.save: a zip archive since torch 1.6, which ends with its list; a
+    pickle of protocol 2 or later before (torch/serialization.py)."""
     try:
         with file.open("rb") as stream:
             head = stream.read(len(_POINTER))
@@ -177,6 +190,8 @@ def _pickled(file: Path) -> None:
         raise _damaged(file, "it is a Git LFS pointer, not the file: git lfs pull")
     if not head or not whole:
         raise _damaged(file, "it is empty" if not head else "it is cut short")
+    if not head.startswith((b"PK", b"\x80")):
+        raise _damaged(file, "it is neither a zip archive nor a pickle, as torch.save writes them")
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

@@ -144,6 +144,7 @@ def model(
     (directory / "config.json").write_text(
         json.dumps({**whole, "text_config": config} if whole is not None else config)
     )
+    (directory / "tokenizer.json").write_text("{}")
     tensors = text_tensors(config) if tensors is None else tensors
     if files == 1:
         write_file(directory / "model.safetensors", tensors)

@@ -18,6 +18,8 @@ HERE = Installed(release="0.33.0")
 FLOAT = {"type": "float", "strategy": "channel", "num_bits": 8}
 MICRO = {"type": "float", "strategy": "group", "group_size": 32, "num_bits": 4}
 NVFP4 = {"type": "float", "strategy": "tensor_group", "group_size": 16, "num_bits": 4}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 INT4 = {"type": "int", "strategy": "group", "group_size": 128, "num_bits": 4}
 
 
@@ -40,8 +42,8 @@ def judged(own: dict[str, Any], *arguments: str, here: Installed = HERE, **more:
 @pytest.mark.parametrize(
     ("own", "method"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "auto_gptq"),
-        ({"quant_method": "awq"}, "auto_awq"),
+        (GPTQ, "auto_gptq"),
+        (AWQ, "auto_awq"),
         ({"quant_method": "auto-round", "bits": 4}, "inc"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt_fp4"),
@@ -95,8 +97,8 @@ def test_gpt_oss() -> None:
     ("own", "arguments", "says"),
     [
         ({"quant_method": "gptq"}, "--quantization fp8", "is quantized by gptq already"),
-        ({"quant_method": "awq"}, "-q awq_marlin", ""),
-        ({"quant_method": "gptq"}, "--quantization=marlin", ""),
+        (AWQ, "-q awq_marlin", ""),
+        (GPTQ, "--quantization=marlin", ""),
         ({"quant_method": "gptq"}, "--quantization humming", "has no module humming"),
         ({}, "--quantization fp8", ""),
         ({}, "--quantization fp8_per_tensor", ""),
@@ -218,3 +220,34 @@ def test_fp8_checkpoints(tmp_path: Path) -> None:
     config["quantization_config"]["weight_block_size"] = [128, 128]  # type: ignore[index]
     blocks = servekit.model(tmp_path / "b", config, tensors)
     assert on_card(model=blocks) == pytest.approx((2**20 + 2048 + 2**20 // 128 * 2) / 2**20)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({**GPTQ, "bits": 3}, "its bits are 3 and sym is true, and vLLM takes 4 bits symmetric or"),
+        ({**GPTQ, "sym": False}, "its bits are 4 and sym is false"),
+        ({**GPTQ, "bits": "4"}, "its bits are '4'"),
+        ({key: value for key, value in GPTQ.items() if key != "sym"}, "has no sym"),
+        ({**GPTQ, "desc_act": True}, "no activation order any more"),
+        ({**GPTQ, "dynamic": {"+:.*mlp": {"desc_act": True}}}, "by its dynamic rule '+:.*mlp'"),
+        ({**AWQ, "bits": 8}, "its bits is 8, and vLLM takes 4 of AWQ"),
+        ({**AWQ, "w_bit": 3}, "its w_bit is 3"),
+        ({key: value for key, value in AWQ.items() if key != "group_size"},
+         "has no q_group_size or group_size"),
+    ],
+)  # fmt: skip
+def test_figures_of_gptq_and_awq_that_are_refused(own: dict[str, Any], says: str) -> None:
+    with pytest.raises(CheckFailed) as error:
+        judged(own)
+    assert says in error.value.why
+
+
+def test_figures_of_gptq_that_run() -> None:
+    judged({**GPTQ, "bits": 8})
+    # One group a column needs no order; a rule that leaves modules out has none.
+    judged({**GPTQ, "desc_act": True, "group_size": -1})
+    judged({**GPTQ, "dynamic": {"-:.*mlp": {"desc_act": True}, "+:.*attn": {"bits": 8}}})
+    # 0.28.0 takes the order still; the kernel of experts has rules of its own.
+    judged({**GPTQ, "desc_act": True}, here=Installed(release="0.28.0"))
+    judged({**AWQ, "bits": 8}, "--quantization", "moe_wna16")
