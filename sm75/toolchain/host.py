@@ -98,21 +98,7 @@ def find_compiler(target: str, *, install: bool = True) -> Compiler:
     """
     found = _candidates(target)
     if not found and install and _may_install():
-        package = _apt_package(target)
-        try:
-            subprocess.run(["apt-get", "update", "-qq"], check=True, stdout=subprocess.DEVNULL)
-            subprocess.run(
-                ["apt-get", "install", "-y", "-qq", package],
-                check=True,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            )
-        except subprocess.CalledProcessError as err:
-            raise ToolchainError(
-                f"apt-get could not install {package}",
-                why=f"exit code {err.returncode}",
-                fix=f"install it by hand: sudo apt-get install {package}",
-            ) from err
+        _apt_install(_apt_package(target))
         found = _candidates(target)
     if not found:
         raise ToolchainError(
@@ -192,6 +178,26 @@ def _candidates(target: str) -> list[Path]:
 def _apt_package(target: str, major: int | None = None) -> str:
     name = f"g++-{major}" if major else "g++"
     return name if target == build_platform() else f"{name}-{TRIPLETS[target].replace('_', '-')}"
+
+
+def _apt_install(package: str) -> None:
+    """Install a package of Debian's or Ubuntu's; a new machine has no lists yet.
+
+    Raises:
+        ToolchainError: That failed.
+    """
+    try:
+        for command in (["update", "-qq"], ["install", "-y", "-qq", package]):
+            subprocess.run(
+                ["apt-get", *command], check=True, stdout=subprocess.DEVNULL,
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            )  # fmt: skip
+    except subprocess.CalledProcessError as err:
+        raise ToolchainError(
+            f"apt-get could not install {package}",
+            why=f"exit code {err.returncode}",
+            fix=f"install it by hand: sudo apt-get install {package}",
+        ) from err
 
 
 def _may_install() -> bool:
@@ -279,17 +285,15 @@ def python_headers(*, install: bool = True) -> PythonHeaders:
         ToolchainError: They are not installed.
     """
     include = Path(sysconfig.get_path("include"))
+    # That of this very version: python3-dev has the system's default one's.
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
     if not (include / "Python.h").is_file() and install and _may_install():
-        subprocess.run(
-            ["apt-get", "install", "-y", "-qq", "python3-dev"],
-            check=False,
-            stdout=subprocess.DEVNULL,
-        )
+        _apt_install(package)
     if not (include / "Python.h").is_file():
         raise ToolchainError(
             f"the headers of Python {platform.python_version()} are missing",
             why=f"no {include / 'Python.h'}",
-            fix="sudo apt-get install python3-dev   (or build with pixi)",
+            fix=f"sudo apt-get install {package}   (or build with pixi)",
         )
     files = {
         path.relative_to(include).as_posix(): path.read_bytes()

@@ -289,8 +289,21 @@ def test_multiarch_dispatcher_is_replaced(include: Path, tmp_path: Path) -> None
 def test_missing_headers(include: Path) -> None:
     with pytest.raises(ToolchainError, match="headers of Python") as err:
         host.python_headers(install=False)
-    assert "python3-dev" in err.value.fix
+    assert f"python3.{sys.version_info.minor}-dev" in err.value.fix
     assert str(include) in err.value.why
+
+
+def test_root_installs_missing_headers(
+    bin_dir: Path, include: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a new machine apt has no lists yet: they are fetched first."""
+    asked = _apt(bin_dir, monkeypatch, f'[ "$1" = update ] || : > {include / "Python.h"}')
+    (include / "pyconfig.h").write_text("")
+    assert list(host.python_headers().files) == ["Python.h", "pyconfig.h"]
+    assert asked.read_text().splitlines() == [
+        "update -qq",
+        f"install -y -qq python3.{sys.version_info.minor}-dev",
+    ]
 
 
 def test_base_python_is_no_virtual_environment() -> None:
