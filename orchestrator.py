@@ -53,6 +53,7 @@ from sm75.cli import (  # noqa: E402
     reporting,
 )
 from sm75.errors import Sm75Error, UsageError  # noqa: E402
+from sm75.words import visible  # noqa: E402
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -104,7 +105,7 @@ def main() -> int:
     try:
         result = cli.main(standalone_mode=False)
     except Sm75Error as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {visible(str(error))}", err=True)
         return error.exit_code
     except click.exceptions.Abort:
         click.echo("interrupted; the same command resumes", err=True)

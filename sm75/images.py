@@ -11,7 +11,6 @@ sure no, a list with it still needs ``inspect`` on the libraries.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from sm75 import jsontext
 from sm75.errors import UsageError
 
 # How AWS g5g is named among container platforms.
@@ -82,7 +82,7 @@ def read_images(text: str | bytes) -> tuple[ImageReport, ...]:
         UsageError: It is not that output.
     """
     try:
-        data = json.loads(text)
+        data = jsontext.loads(text)
     except ValueError as err:
         raise _not_ours(f"not JSON: {err}") from err
     if not isinstance(data, dict):

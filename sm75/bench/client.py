@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import httpx
 
+from sm75 import jsontext
 from sm75.errors import ServerError
 from sm75.health.client import CHAT, BadAnswer
 from sm75.health.events import Events
@@ -120,7 +121,7 @@ class Reply:
             BadAnswer: It is none of chat.
         """
         try:
-            part = json.loads(event)
+            part = jsontext.loads(event)
             if part.get("error"):
                 raise BadAnswer(f"its stream has an error: {event[:_SHOWN]}")
             for choice in part["choices"]:

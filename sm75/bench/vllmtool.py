@@ -11,7 +11,6 @@ the first group is left out.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.bench.client import Reply
 from sm75.bench.prompts import Length
 from sm75.bench.run import Case, Measured, Plan, Round
@@ -160,7 +160,7 @@ def _result(out: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]
     try:
         if done.returncode:
             raise ValueError(f"it ended with code {done.returncode}")
-        result = json.loads(out.read_text(encoding="utf-8"))
+        result = jsontext.loads(out.read_text(encoding="utf-8"))
         if not isinstance(result, dict):
             raise ValueError("its result is none")
     except (OSError, ValueError) as error:

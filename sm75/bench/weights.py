@@ -14,7 +14,6 @@ them). Of a mixture of experts, the chosen ones' share.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.errors import UsageError
 
 # Floats are served as float16 on a card without bfloat16, whatever the file has.
@@ -159,7 +159,7 @@ def _layers(text: Mapping[str, Any], item: int) -> tuple[tuple[int, int], ...]:
 
 def _config(model: Path) -> dict[str, Any]:
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        config = jsontext.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{model} has no readable config.json", why=str(error),
@@ -193,7 +193,7 @@ def _header(path: Path) -> Iterator[Tensor]:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(size - 8, _MOST_HEADER):
             raise ValueError(f"its header says {length} bytes, the file has {size}")
-        header = json.loads(file.read(length))
+        header = jsontext.loads(file.read(length))
     for name, about in header.items():
         if name == "__metadata__":
             continue

@@ -21,7 +21,7 @@ from sm75.cli.options import (
     warn,
 )
 from sm75.errors import UsageError
-from sm75.words import counted
+from sm75.words import counted, visible
 
 
 @click.command("install")
@@ -140,7 +140,7 @@ def health(
             click.echo(json.dumps(found.to_json()))
         else:
             for line in found.lines():
-                click.echo(line)
+                click.echo(visible(line))
 
     if patience or not watch:
         found = checks.wait(ask, patience)
@@ -188,7 +188,7 @@ def serve(
         print_json(plan.to_json())
         return
     for line in plan.lines():
-        click.echo(line, err=not dry_run)
+        click.echo(visible(line), err=not dry_run)
     if not dry_run:
         code = start.run(plan, environment=os.environ, patience=patience if ask else None)
         raise SystemExit(code)
@@ -205,9 +205,9 @@ def _examine(model: str, *, strict: bool, as_json: bool, **what: Any) -> None:
         print_json({"exit_code": code, "lines": [line.to_json() for line in lines]})
     else:
         for line in lines:
-            click.echo(f"{line.status:<7}  {line.name:<17}  {line.says}")
+            click.echo(f"{line.status:<7}  {line.name:<17}  {visible(line.says)}")
             if line.fix:
-                click.echo(f"{'':<28}next: {line.fix}")
+                click.echo(f"{'':<28}next: {visible(line.fix)}")
     if code:
         raise SystemExit(code)
 
@@ -245,7 +245,7 @@ def explain_command(as_json: bool, write_page: bool, subject: str) -> None:
         print_json(found.to_json())
     else:
         for line in found.lines():
-            click.echo(line)
+            click.echo(visible(line))
     if found.exit_code:
         raise SystemExit(found.exit_code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import ssl
 import threading
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from sm75 import jsontext
 from sm75.errors import ServerError, UsageError
 from sm75.health import advice
 from sm75.health.events import Events
@@ -126,7 +126,7 @@ class Server:
         """
         body = self._ask("GET", "/v1/models", None)[0]
         try:
-            data = json.loads(body)["data"]
+            data = jsontext.loads(body)["data"]
             if not isinstance(data, list):
                 raise TypeError
         except (ValueError, LookupError, TypeError) as error:
@@ -244,7 +244,7 @@ def _start(body: bytes) -> str:
 def _error(body: bytes) -> str:
     """The message of an error document: OpenAI's, vLLM's before 0.10, FastAPI's; else nothing."""
     try:
-        data = json.loads(body)
+        data = jsontext.loads(body)
     except ValueError:
         return ""
     return _message(data)
@@ -269,7 +269,7 @@ def _message(data: Any) -> str:
 
 def _whole(body: bytes) -> tuple[str, str]:
     try:
-        choice = json.loads(body)["choices"][0]
+        choice = jsontext.loads(body)["choices"][0]
         text, finish = choice["message"]["content"], choice["finish_reason"]
     except (ValueError, LookupError, TypeError) as error:
         raise BadAnswer(f"its answer is no chat completion: {_start(body)}") from error
@@ -284,7 +284,7 @@ def _streamed(body: bytes) -> tuple[str, str]:
             over = True
             break
         try:
-            part = json.loads(event)
+            part = jsontext.loads(event)
             if "error" in part:
                 said = _message(part)
                 raise BadAnswer(

@@ -8,11 +8,11 @@ environment.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.errors import CheckFailed
 from sm75.serve.flags import Given
 from sm75.serve.known import Installed, Known
@@ -119,7 +119,7 @@ def _sentence(directory: Path) -> bool:
     """Whether sentence-transformers' files make it a model for embeddings, whatever it is called
     (``get_pooling_config``)."""
     try:
-        modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+        modules = jsontext.loads((directory / "modules.json").read_text(encoding="utf-8"))
         return any(str(module["type"]).rpartition(".")[2] == "Pooling" for module in modules)
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sm75 import jsontext
 from sm75.doctor import rules
 from sm75.errors import UsageError
 from sm75.serve import numbers
@@ -139,7 +139,7 @@ class Given:
         found = [self.value("--attention-backend"), self.value("--attention-config.backend")]
         if text := self.value("--attention-config"):
             try:
-                config = json.loads(text)
+                config = jsontext.loads(text)
                 found.append(str(config.get("backend") or ""))
             except (ValueError, AttributeError):
                 pass  # vLLM says what is wrong with it

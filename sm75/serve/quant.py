@@ -8,12 +8,12 @@ read out of the release (:mod:`sm75.serve.sdist`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.errors import CheckFailed, Sm75Error, UsageError
 from sm75.serve import packed
 from sm75.serve.dtype import WIDE
@@ -107,7 +107,7 @@ def _own(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any] | None
         if isinstance(found, dict):
             return found
     try:
-        found = json.loads((directory / "hf_quant_config.json").read_text(encoding="utf-8"))
+        found = jsontext.loads((directory / "hf_quant_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.errors import CheckFailed
 from sm75.serve import length as lengths
 from sm75.serve.length import Length
@@ -69,7 +69,7 @@ def config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = jsontext.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is no table")
     except FileNotFoundError as error:

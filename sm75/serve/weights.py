@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm75 import jsontext
 from sm75.errors import CheckFailed
 from sm75.serve import contents
 
@@ -129,7 +129,9 @@ def _listed(directory: Path) -> tuple[tuple[Path, ...], dict[str, object]]:
     index = directory / _INDEX
     if index.exists():
         try:
-            mapped: dict[str, object] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            mapped: dict[str, object] = jsontext.loads(index.read_text(encoding="utf-8"))[
+                "weight_map"
+            ]
             names = sorted(set(map(str, mapped.values())))
             files = [directory / name for name in names if Path(name).name == name]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -181,6 +183,8 @@ def _pickled(file: Path) -> None:
     """Look at a file of torch.save: a zip archive since torch 1.6, which ends with its list; a
     pickle of protocol 2 or later before (torch/serialization.py)."""
     try:
+        if not file.is_file():
+            raise _damaged(file, "it is no file")
         with file.open("rb") as stream:
             head = stream.read(len(_POINTER))
         whole = not head.startswith(b"PK") or zipfile.is_zipfile(file)
@@ -197,6 +201,8 @@ def _pickled(file: Path) -> None:
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """The header, and where the data begins."""
     try:
+        if not file.is_file():
+            raise _damaged(file, "it is no file")
         with file.open("rb") as stream:
             head = stream.read(8)
             if head + stream.read(len(_POINTER) - 8) == _POINTER:
@@ -205,7 +211,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else _MOST_HEADER + 1
             if length > _MOST_HEADER:
                 raise _damaged(file, "it has no safetensors header")
-            header = json.loads(stream.read(length))
+            header = jsontext.loads(stream.read(length))
     except OSError as error:
         raise _damaged(file, str(error.strerror)) from error
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -129,3 +130,33 @@ def test_doctor_and_serve_agree_on_embeddings(tmp_path: Path, run: Runner) -> No
         "none, or another"
     )
     assert "there is no chat" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "hf_quant_config.json", "modules.json"]
+)
+def test_deep_nesting(tmp_path: Path, name: str) -> None:
+    model = servekit.model(tmp_path / "m", servekit.LLAMA1)
+    (model / name).write_text("[" * 200_000)
+    if name in ("config.json", "model.safetensors.index.json"):
+        assert "nested too deeply" in refused(model).why
+    else:
+        planned(model)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_no_files(tmp_path: Path, name: str) -> None:
+    """Reading a pipe would wait for ever."""
+    model = servekit.model(tmp_path / "m", servekit.LLAMA1)
+    if name.endswith(".bin"):
+        (model / "model.safetensors").unlink()
+    os.mkfifo(model / name)
+    assert refused(model).why == "it is no file"
+
+
+def test_what_a_model_says_moves_no_cursor(tmp_path: Path, run: Runner) -> None:
+    config = {**servekit.LLAMA1, "architectures": ["\x1b[2JEvil\x07"], "model_type": "\u202ex"}
+    model = servekit.model(tmp_path / "m", config)
+    said = run("serve", model, "--dry-run")
+    assert r"no code of its own for \x1b[2JEvil\x07" in said.out
+    assert not set("\x1b\x07\u202e") & set(said.out + said.err)

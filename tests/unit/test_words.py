@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sm75.words import counted
+from sm75.words import counted, visible
 from tests.unit.projectkit import ROOT
 
 
@@ -44,3 +44,9 @@ def test_no_message_counts_without_it() -> None:
         if bare.search(line)
     ]
     assert found == []
+
+
+def test_control_characters_show() -> None:
+    assert visible("a\tb\nc \x1b[31m\x9b\x7f\u202e ü 日本 😀") == (
+        "a\tb\nc \\x1b[31m\\x9b\\x7f\\u202e ü 日本 😀"
+    )
