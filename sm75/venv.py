@@ -51,15 +51,27 @@ def ensure(root: Path, *, dev: bool = False) -> None:
         return
     lists = [root / "lock" / "tools.txt", *([root / "lock" / "dev-tools.txt"] if dev else [])]
     done = [home / f"{path.stem}-{_key(path)}.done" for path in lists]
-    if inside and all(path.exists() for path in done):
+    whole = all(path.exists() for path in done)
+    if inside and whole:
         return
+    python = home / "bin" / "python"
+    # Nothing is written then: services run as users who may not write to the checkout.
+    if not (whole and python.exists()):
+        _make(root, home, dict(zip(lists, done, strict=True)), inside=inside)
+    # -I: PYTHONPATH, PYTHONHOME or packages of the user's would shadow the pinned tools.
+    os.execv(python, [str(python), "-I", *sys.argv])  # noqa: S606
+
+
+def _make(root: Path, home: Path, lists: dict[Path, Path], *, inside: bool) -> None:
+    """Make the environment, or what it lacks; ``lists`` are the tools' with their markers."""
     try:
         root.joinpath(".sm75").mkdir(exist_ok=True)
         with (root / ".sm75" / "venv.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (home / "bin" / "python").exists() or (not inside and not done[0].exists()):
+            first = next(iter(lists.values()))
+            if not (home / "bin" / "python").exists() or (not inside and not first.exists()):
                 _create(home)
-            for path, marker in zip(lists, done, strict=True):
+            for path, marker in lists.items():
                 if not marker.exists():
                     _install(home, path)
                     _check(home, path)
@@ -71,9 +83,6 @@ def ensure(root: Path, *, dev: bool = False) -> None:
             fix="free some space, or work in a checkout that you may write to",
             code=9,
         )
-    python = str(home / "bin" / "python")
-    # -I: PYTHONPATH, PYTHONHOME or packages of the user's would shadow the pinned tools.
-    os.execv(python, [python, "-I", *sys.argv])  # noqa: S606
 
 
 def _has(modules: tuple[str, ...]) -> bool:

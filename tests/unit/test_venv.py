@@ -108,6 +108,18 @@ def test_second_start_does_nothing(made: Checkout) -> None:
     assert [p.name for p in made.home.glob("*.done")] != []
 
 
+def test_a_checkout_that_nobody_may_write_to_starts(made: Checkout) -> None:
+    """As a service's user in root's checkout, once root has started it."""
+    own = made.root / ".sm75"
+    own.rename(made.root / "aside")
+    own.symlink_to("/proc/nothing/here")
+    try:
+        assert made.start(python=made.fresh) == (0, f"{made.home}|1\n", "")
+    finally:
+        own.unlink()
+        (made.root / "aside").rename(own)
+
+
 def test_wrong_hash_is_refused_and_a_right_one_resumes(made: Checkout) -> None:
     before = (made.root / "lock" / "tools.txt").read_bytes()
     made.pin("tools", "second_demo", sha256="0" * 64)
