@@ -118,12 +118,12 @@ def kernels_prove(results: tuple[Path, ...], store: Path | None) -> None:
 
 @kernels_group.command("show")
 @shared("json")
-@click.argument("home", type=FILE)
+@click.argument("home", type=FILE, metavar="PACKAGE")
 def kernels_show(as_json: bool, home: Path) -> None:
     """List the variants of a package's files, with what each takes.
 
-    HOME is the package, what `kernels build --files` was given, or an environment's site-packages.
-    The figures are the index's own; `verify HOME` counts them in the machine code.
+    PACKAGE is its file, what `kernels build --files` was given, or an environment's site-packages.
+    The figures are the index's own; `verify PACKAGE` counts them in the machine code.
     """
     from rich.console import Console
 
