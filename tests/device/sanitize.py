@@ -31,7 +31,7 @@ TOOLS = ("memcheck", "racecheck")
 # Trials by parts of their names. racecheck takes minutes where memcheck takes a second.
 ONLY = {
     "memcheck": ("prefill and decode", "chunks", "speculative verify", "image ranges"),
-    "racecheck": ("tin", "h512 8:1, speculative verify", "h256 8:1 w512, speculative verify"),
+    "racecheck": ("tin", "speculative verify"),
 }
 CONTROL = ("h512 8:1, tin",)
 SIDE = "ahead of time"
