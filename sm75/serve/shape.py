@@ -73,6 +73,14 @@ def config(directory: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("it is no table")
     except FileNotFoundError as error:
+        if (directory / "params.json").is_file():
+            # vLLM takes it (transformers_utils/config.py, MistralConfigParser).
+            raise CheckFailed(
+                f"{directory} is in Mistral's own form, of which nothing is counted here",
+                why="it has params.json and no config.json",
+                fix="download the form with config.json, or start it uncounted: "
+                f"PREFIX/bin/vllm serve {directory} --dtype float16",
+            ) from error
         raise CheckFailed(
             f"{directory} has no config.json",
             why="vLLM knows a model by it",

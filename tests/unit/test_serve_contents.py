@@ -60,6 +60,14 @@ def test_a_pipeline(tmp_path: Path) -> None:
     assert "is a diffusion pipeline" in refused(tmp_path).what
 
 
+def test_mistrals_own_form(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    servekit.write_file(tmp_path / "consolidated.safetensors", {"a": ("F16", [4, 4])})
+    said = refused(tmp_path)
+    assert "is in Mistral's own form" in said.what
+    assert "no config.json" in said.why
+
+
 def test_no_tokenizer(tmp_path: Path, run: Runner) -> None:
     model = servekit.model(tmp_path / "m", servekit.LLAMA1)
     (model / "tokenizer.json").unlink()
